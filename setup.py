@@ -160,7 +160,9 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
         macros += [("CYTHON_WITHOUT_ASSERTIONS", "1"), ("NDEBUG", "1")]
     # Python's own flags define NDEBUG: a debug build also has the asserts of C files.
     undefined = ["NDEBUG"] if debug else []
-    sources = load_order(sorted(Path("uringloop").glob("_*/*.pyx")))
+    sources = load_order(
+        sorted(path for path in Path("uringloop").glob("*/*.pyx") if path.parent.name != "bench")
+    )
     write_modules_header(sources)
     headers = sorted(Path("uringloop").glob("_*/*.h"))
     made = [
@@ -194,7 +196,7 @@ def in_one_file(modules: list[Extension]) -> list[Extension]:
 
     `uringloop/_cpython/loading.py` loads them from there.
     """
-    shared = [module for module in modules if module.name.startswith("uringloop._")]
+    shared = [module for module in modules if not module.name.startswith("uringloop.bench.")]
     others = [module for module in modules if module not in shared]
     shared[0].name = "uringloop._compiled"
     shared[0].sources = [source for module in shared for source in module.sources]

@@ -98,13 +98,13 @@ class Picture:
 ROWS = (
     (("__main__", "doctor", "top", "as_uvloop", "pytest_plugin", "workers", "bench"), "programs"),
     (
-        ("__init__", "threads", "streams", "policy", "fs", "tempfile", "monitor", "prometheus"),
+        ("__init__", "threads", "streams", "policy", "fs", "tempfile", "prometheus"),
         "public modules",
     ),
-    (("testing", "_testing"), "loops for tests"),
+    (("testing",), "loops for tests"),
     (("loop",), "class Loop"),
     (("_loop",), "running, tasks, threads, signals"),
-    (("_net", "_files", "_process", "_monitor"), "connections, files, processes, monitor"),
+    (("_net", "files", "_process", "monitor"), "connections, files, processes, monitor"),
     (("_tls",), "TLS above the transports"),
     (("_streams",), "compiled streams"),
     (("_transport",), "pausing, flow control, writing, closing"),

@@ -10,7 +10,7 @@ import contextlib
 import json
 
 import uringloop
-from uringloop._files.binary import RawFile
+from uringloop.files.binary import RawFile
 
 LOOK_SECONDS, RETRY_SECONDS, LINES_MAX = 0.1, 1.0, 10_000
 

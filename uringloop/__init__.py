@@ -20,12 +20,12 @@ from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
 
 if TYPE_CHECKING:
-    from uringloop._files.binary import BufferedFile, RawFile
-    from uringloop._files.open import open
-    from uringloop._files.stream import connect_file
-    from uringloop._files.text import TextFile
     from uringloop._loop.stats import Stats
     from uringloop._net.stream_transport import StreamTransport
+    from uringloop.files.binary import BufferedFile, RawFile
+    from uringloop.files.open import open
+    from uringloop.files.stream import connect_file
+    from uringloop.files.text import TextFile
     from uringloop.threads import run_threads
 
 # Imported on first access: importing the loop alone takes a fraction of the time.
@@ -43,13 +43,13 @@ SUBMODULES = (
 )
 # The module of each public name whose module is imported on first access, too.
 DEFERRED = {
-    "BufferedFile": "uringloop._files.binary",
-    "RawFile": "uringloop._files.binary",
+    "BufferedFile": "uringloop.files.binary",
+    "RawFile": "uringloop.files.binary",
     "Stats": "uringloop._loop.stats",
     "StreamTransport": "uringloop._net.stream_transport",
-    "TextFile": "uringloop._files.text",
-    "connect_file": "uringloop._files.stream",
-    "open": "uringloop._files.open",
+    "TextFile": "uringloop.files.text",
+    "connect_file": "uringloop.files.stream",
+    "open": "uringloop.files.open",
     "run_threads": "uringloop.threads",
 }
 

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 
 from uringloop import __version__
-from uringloop._monitor import command_line
+from uringloop.monitor import command_line
 from uringloop.policy import describe_ring
 
 PROGRAM = "python -m uringloop"

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from uringloop import __version__
 from uringloop._cpython import gil, stdlib
-from uringloop._monitor import command_line
 from uringloop._ring import backends, features, limits, system_calls
 from uringloop.loop import Loop
+from uringloop.monitor import command_line
 
 PROGRAM = "python -m uringloop.doctor"
 

@@ -17,13 +17,13 @@ import shutil
 import stat as modes
 from typing import TYPE_CHECKING, Any
 
-from uringloop._files import path_operations
-from uringloop._files.atomic import write_atomic
-from uringloop._files.base import in_thread
-from uringloop._files.codecs import decoded, encoded, new_decoder
-from uringloop._files.directories import listdir, scandir, walk
-from uringloop._files.open import open
-from uringloop._files.scheduling import CallLock, free, joined
+from uringloop.files import path_operations
+from uringloop.files.atomic import write_atomic
+from uringloop.files.base import in_thread
+from uringloop.files.codecs import decoded, encoded, new_decoder
+from uringloop.files.directories import listdir, scandir, walk
+from uringloop.files.open import open
+from uringloop.files.scheduling import CallLock, free, joined
 
 if TYPE_CHECKING:
     from _typeshed import (

@@ -26,8 +26,8 @@ import pytest
 import uringloop
 import uringloop.testing  # It names its classes.
 from uringloop import policy
-from uringloop._testing import pytest_seeds, seeds
 from uringloop.policy import EventLoopPolicy, describe_ring
+from uringloop.testing import pytest_seeds, seeds
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

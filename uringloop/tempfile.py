@@ -17,13 +17,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from uringloop._files.base import Lines, in_thread, limit_of, one_at_a_time
-from uringloop._files.codecs import PIECE, encoded
-from uringloop._files.memory import bytes_of, room_in
-from uringloop._files.open import Opening, make_file, open
-from uringloop._files.positions import POSITION_MASK
-from uringloop._files.scheduling import CallLock, free, joined
-from uringloop._files.text import TextFile
+from uringloop.files.base import Lines, in_thread, limit_of, one_at_a_time
+from uringloop.files.codecs import PIECE, encoded
+from uringloop.files.memory import bytes_of, room_in
+from uringloop.files.open import Opening, make_file, open
+from uringloop.files.positions import POSITION_MASK
+from uringloop.files.scheduling import CallLock, free, joined
+from uringloop.files.text import TextFile
 
 __all__ = ["NamedTemporaryFile", "SpooledTemporaryFile", "TemporaryDirectory", "TemporaryFile"]
 

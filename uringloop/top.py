@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from uringloop._monitor import client, command_line
-from uringloop._monitor.client import CannotWatch, Connection, Ended, Sample
-from uringloop._monitor.fleet import Fleet, Member
-from uringloop._monitor.render import (
+from uringloop.monitor import client, command_line
+from uringloop.monitor.client import CannotWatch, Connection, Ended, Sample
+from uringloop.monitor.fleet import Fleet, Member
+from uringloop.monitor.render import (
     View,
     duration,
     is_blocked,

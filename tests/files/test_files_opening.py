@@ -14,8 +14,8 @@ from support.file_pairs import raised, run
 
 import uringloop
 from uringloop import fs
-from uringloop._files.binary import BufferedFile, RawFile
-from uringloop._files.text import TextFile
+from uringloop.files.binary import BufferedFile, RawFile
+from uringloop.files.text import TextFile
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.roles import resident_bytes
 
 import uringloop
 from uringloop import fs, tempfile
-from uringloop._files.scheduling import FREED_BYTES, free
+from uringloop.files.scheduling import FREED_BYTES, free
 
 Loop = asyncio.AbstractEventLoop
 Work = Callable[[Any], Awaitable[Any]]

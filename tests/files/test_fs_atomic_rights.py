@@ -15,8 +15,8 @@ import pytest
 from support.file_pairs import run
 
 from uringloop import fs
-from uringloop._files.binary import RawFile
 from uringloop._ring import backends
+from uringloop.files.binary import RawFile
 
 Loop = asyncio.AbstractEventLoop
 Entry = tuple[int, int, int]

@@ -29,7 +29,7 @@ from support.roles import (
 )
 
 import uringloop
-from uringloop._files import operation
+from uringloop.files import operation
 
 SIZE = 200_000
 NARROW = 16 * 1024

@@ -212,8 +212,8 @@ def test_the_library_does_not_print() -> None:
         "doctor.py",
         "top.py",
         "as_uvloop.py",
-        "_monitor/command_line.py",
-        "_testing/traces.py",
+        "monitor/command_line.py",
+        "testing/traces.py",
         "__main__.py",
     )
     paths = [p for p in LIBRARY if p.suffix in (".py", ".pyx") and not _is_of(p, programs)]

@@ -154,7 +154,7 @@ def test_connections_and_datagrams_need_little_memory(name: str, limit: str, lef
 
 # Neither the process nor the kernel may start threads for it.
 FILES = """
-import asyncio, os, resource, sys, uringloop, uringloop._files.open, uringloop.fs as fs
+import asyncio, os, resource, sys, uringloop, uringloop.files.open, uringloop.fs as fs
 
 folder = sys.argv[1]
 path = os.path.join(folder, "file")

@@ -297,7 +297,7 @@ def test_files_use_the_loops_thread_when_no_thread_can_be_started() -> None:
     assert output("""
         import asyncio, os, resource, tempfile, threading, uringloop
         # Import now: the other user may not be able to read the installation.
-        import uringloop._files.open, uringloop.fs
+        import uringloop.files.open, uringloop.fs
         async def main(folder):
             path = os.path.join(folder, "file")
             async with uringloop.open(path, "w+b") as file:

@@ -378,7 +378,7 @@ MUTANTS = (
     ),
     Mutant(
         "a short write to a file counts as complete",
-        "_files/open_file.pyx",
+        "files/open_file.pyx",
         "                operation = self.start_write(view, written, start + written)\n"
         "                if operation.stage != ENDED:\n"
         "                    await operation.run()\n"
@@ -391,13 +391,13 @@ MUTANTS = (
     ),
     Mutant(
         "an operation of a file does not become BEGUN",
-        "_files/operation.pyx",
+        "files/operation.pyx",
         "        self.stage = BEGUN\n",
         "",
     ),
     Mutant(
         "an operation of a file does not become ENDED",
-        "_files/operation.pyx",
+        "files/operation.pyx",
         "        self.stage = ENDED\n",
         "",
     ),

@@ -24,7 +24,7 @@ from support.tls_contexts import client_context, server_context  # noqa: E402
 # Modules for other packages: all but these must be importable.
 FOR_OTHERS = {
     "uringloop._pyinstaller.hook-uringloop",
-    "uringloop._testing.pytest_seeds",
+    "uringloop.testing.pytest_seeds",
     "uringloop.pytest_plugin",
     "uringloop.workers.aiohttp",
     "uringloop.workers.granian",

@@ -19,7 +19,7 @@ import pytest
 
 from support.roles import PATIENCE
 from uringloop import monitor
-from uringloop._monitor.snapshots import Snapshot
+from uringloop.monitor.snapshots import Snapshot
 
 # ready() prints the line for which a test waits; go() waits for a line from the test.
 PRELUDE = """

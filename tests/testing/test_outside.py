@@ -25,7 +25,7 @@ import pytest
 from support.tls_contexts import CERTIFICATES, Contexts
 
 from uringloop import testing
-from uringloop._testing import peers, proc, thread_states
+from uringloop.testing import peers, proc, thread_states
 
 T = TypeVar("T")
 

@@ -49,7 +49,7 @@ MARKED = """if True:
     @pytest.mark.uringloop_seeds(7)
     async def test_marked():
         loops.add(asyncio.get_running_loop())
-        assert type(asyncio.get_running_loop()).__module__ == "uringloop._testing.loop"
+        assert type(asyncio.get_running_loop()).__module__ == "uringloop.testing.loop"
 
     async def test_not_marked():
         assert len(loops) == 7

@@ -46,8 +46,8 @@ from support.thread_rules import tables  # noqa: E402
 
 import uringloop  # noqa: E402
 from uringloop import doctor, fs, monitor, prometheus  # noqa: E402
-from uringloop._monitor.client import CannotWatch, Connection, Ended  # noqa: E402
-from uringloop._monitor.snapshots import snapshot  # noqa: E402
+from uringloop.monitor.client import CannotWatch, Connection, Ended  # noqa: E402
+from uringloop.monitor.snapshots import snapshot  # noqa: E402
 
 SANITIZED = "TSAN_OPTIONS" in os.environ
 # A debug build of CPython aborts if asyncio.all_tasks(), which run() calls, meets a task that ends

@@ -23,8 +23,8 @@ from support.watched import BLOCKED, connected, monitored, place, program, reply
 import uringloop
 from uringloop import monitor
 from uringloop._loop.stats import Stats
-from uringloop._monitor import socket_paths
 from uringloop._turn.stats import open_loops
+from uringloop.monitor import socket_paths
 
 # The fixtures are found by their names here.
 __all__ = ["monitored", "place"]
@@ -92,7 +92,7 @@ def test_answer_names_the_program_and_its_versions(place: Path) -> None:
 
 WORKER = """
 import multiprocessing, os, sys
-from uringloop._monitor.snapshots import snapshot
+from uringloop.monitor.snapshots import snapshot
 
 def tell(queue):
     queue.put(snapshot()["command"])
@@ -220,7 +220,7 @@ def test_monitor_is_off_by_default(place: Path, value: str | None) -> None:
     script = """
     uringloop.new_event_loop().close()
     ready()
-    print("uringloop._monitor.server" in sys.modules, threading.active_count(), flush=True)
+    print("uringloop.monitor.server" in sys.modules, threading.active_count(), flush=True)
     """
     variables = {} if value is None else {"URINGLOOP_MONITOR": value}
     wanted = "" if value is None else value

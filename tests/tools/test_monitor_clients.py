@@ -24,7 +24,7 @@ from support.watched import (
     snapshot_of,
 )
 
-from uringloop._monitor import client, server, socket_paths
+from uringloop.monitor import client, server, socket_paths
 
 # The fixtures are found by their names here.
 __all__ = ["monitored", "place"]

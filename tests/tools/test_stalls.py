@@ -14,8 +14,8 @@ from support.roles import PATIENCE, run_script, until, wait_until
 
 import uringloop
 from uringloop._cpython import gil
-from uringloop._monitor import stalls
 from uringloop._turn.stats import turn_of, watch_stalls
+from uringloop.monitor import stalls
 
 THREAD = "uringloop-stalls"
 

@@ -31,9 +31,9 @@ from support.watched import (
 
 import uringloop
 from uringloop import top
-from uringloop._monitor import client, render, socket_paths
-from uringloop._monitor.client import Sample
-from uringloop._monitor.snapshots import LoopSnapshot, Snapshot
+from uringloop.monitor import client, render, socket_paths
+from uringloop.monitor.client import Sample
+from uringloop.monitor.snapshots import LoopSnapshot, Snapshot
 
 # The fixture is found by its name here.
 __all__ = ["place"]

@@ -12,9 +12,9 @@ import pytest
 from support.roles import PATIENCE
 from support.watched import environment, following, pipe_of, place, program, run_top, snapshot_of
 
-from uringloop._monitor import client, render, server, snapshots
-from uringloop._monitor.client import Sample
-from uringloop._monitor.fleet import Fleet
+from uringloop.monitor import client, render, server, snapshots
+from uringloop.monitor.client import Sample
+from uringloop.monitor.fleet import Fleet
 
 # The fixture is found by its name here.
 __all__ = ["place"]

@@ -21,7 +21,7 @@ static inline PyObject *uringloop_import(const char *name) {
 
     if (key == NULL)
         return NULL;
-    if (strncmp(name, "uringloop._files.", strlen("uringloop._files.")) == 0) {
+    if (strncmp(name, "uringloop.files.", strlen("uringloop.files.")) == 0) {
         Py_DECREF(key);
         return PyImport_ImportModule(name);
     }

@@ -22,7 +22,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FILES = [f"{PACKAGE}/_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
 FILE = next(filter(os.path.exists, FILES), FILES[0])
 # The packages of the modules that are loaded when they are imported.
-LATER = ("uringloop._files", "uringloop._testing")
+LATER = ("uringloop.files", "uringloop.testing")
 
 
 def package(name: str) -> ModuleType:
@@ -120,7 +120,7 @@ def load_all() -> tuple[str, ...]:
     for name in modules:
         if not name.startswith(LATER):
             load(name)
-    package("uringloop._files")
+    package("uringloop.files")
     return modules
 
 

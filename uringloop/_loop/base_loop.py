@@ -491,7 +491,7 @@ replace_create_task(BaseLoop)
 def _start_monitor(wanted: str) -> None:
     """Start the monitor of this process unless that was tried before; log failures."""
     try:
-        from uringloop._monitor import server
+        from uringloop.monitor import server
     except ImportError as exc:
         # For example in a daemon that has changed its root directory.
         logging.getLogger("uringloop").warning("%s: %s", MONITOR_VARIABLE, exc)
@@ -502,7 +502,7 @@ def _start_monitor(wanted: str) -> None:
 def _watch_stalls(loop: BaseLoop, wanted: int | str) -> None:
     """Start logging stalls of *loop*; log a failure to do so."""
     try:
-        from uringloop._monitor import stalls
+        from uringloop.monitor import stalls
     except ImportError as exc:
         logging.getLogger("uringloop").warning("%s: %s", STALL_VARIABLE, exc)
     else:

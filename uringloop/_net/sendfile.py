@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from uringloop._cpython import stdlib
-from uringloop._files import operation
 from uringloop._net import sock_calls
 from uringloop._net.stream_transport import StreamTransport
+from uringloop.files import operation
 
 if TYPE_CHECKING:
     from uringloop.loop import Loop

@@ -1,5 +1,5 @@
 /* A simulated kernel: where a seed decides so, a software ring does what a kernel may do and seldom
- * does. A loop for tests (_testing/core.pyx) owns the simulation and lends it to its ring until the
+ * does. A loop for tests (testing/core.pyx) owns the simulation and lends it to its ring until the
  * ring is closed; other rings have none, and look at one pointer. Only the loop's thread uses it.
  */
 #ifndef URINGLOOP_SOFTRING_SIMULATION_H

@@ -1,1 +1,0 @@
-"""Loops for tests: virtual time, chosen orders, faults."""

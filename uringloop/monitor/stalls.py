@@ -1,0 +1,248 @@
+"""Logs the stack of a loop while it is blocked: `Loop(stall_ms=100)` or URINGLOOP_STALL_MS=100.
+
+One thread for all loops of the process checks for how long the current turn of each loop has
+lasted. It logs each stall once, with the stack of the loop's thread, and once more when the stall
+is over. The loop itself only reads a coarse clock in each turn. A sleeping loop is not blocked.
+
+The thread checks a loop at intervals of its stall_ms, and ends when the last loop is closed. If it
+cannot be started, one warning is logged and the program continues.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from uringloop._cpython import gil
+from uringloop._net import argument_checks
+from uringloop._turn.stats import turn_of, watch_stalls
+from uringloop.monitor.snapshots import RUN_FOREVER_FILE, task_of
+
+if TYPE_CHECKING:
+    from uringloop._loop.base_loop import BaseLoop
+
+VARIABLE = "URINGLOOP_STALL_MS"
+# One minute; a larger limit is of no use.
+STALL_MAX_MS = argument_checks.IDLE_MAX_MS
+# Frames of a stack that are logged, the innermost ones; more are of no use in a recursion.
+FRAMES_MAX = 50
+# Time for the thread to end: it waits only for the GIL and for log handlers.
+END_S = 5.0
+
+# A process that was stopped, or got no processor, looks the same as one whose GIL was kept.
+GIL_KEPT = "no other thread could run for {:.2f} s, as while C code keeps the GIL"
+# Without a GIL a stack is taken while all threads stand still, and such C code must end first.
+STATE_KEPT = "no stack could be taken for {:.2f} s, as while C code keeps its thread state"
+
+logger = logging.getLogger("uringloop")
+
+
+class WatchedLoop:
+    """One loop: how long its turns may last, and which stalls were logged."""
+
+    def __init__(self, loop: BaseLoop, milliseconds: int) -> None:
+        self.loop = weakref.ref(loop)
+        self.limit_s = milliseconds / 1000
+        # The start of the turn whose stall was logged, until its end is logged as well.
+        self.logged_turn: float | None = None
+        self.name = "no thread"
+        # How many stalls had ended at the last check.
+        self.stalls = turn_of(loop)[3]
+
+    def check(self, late_s: float) -> float | None:
+        """Log a stall that has begun or ended; return the delay until the next check.
+
+        Returns None if the loop is closed. *late_s* is how late this check is: for that time
+        this thread could not run.
+        """
+        loop = self.loop()
+        if loop is None or loop.is_closed():
+            return None
+        thread, began, lasts, stalls, ended, took = turn_of(loop)
+        if self.logged_turn is not None and (began != self.logged_turn or not lasts):
+            self._log_end(took if ended == self.logged_turn else None)
+        elif stalls != self.stalls:
+            self._log_missed(took, late_s)
+        self.stalls = stalls
+        if not lasts or self.logged_turn is not None:
+            return self.limit_s
+        if lasts < self.limit_s:
+            return self.limit_s - lasts
+        self.logged_turn = began
+        self._log_begin(loop, thread, lasts, late_s)
+        return self.limit_s
+
+    def _log_begin(self, loop: BaseLoop, thread: int, lasts: float, late_s: float) -> None:
+        names = {one.ident: one.name for one in threading.enumerate()}
+        self.name = names.get(thread, f"thread {thread}")
+        asked = time.monotonic()
+        stack = stack_of(thread)
+        late_s += time.monotonic() - asked
+        task = task_of(loop)
+        where = f", in {task['name']} ({task['coroutine']})" if task is not None else ""
+        if self._was_held_up(late_s):
+            where += f"; {_reason(late_s)}, and this stack was taken after that"
+        lines = (
+            "".join(traceback.format_list(stack)) or "  no Python code: the callback is compiled\n"
+        )
+        logger.warning(
+            "the loop of %s has been blocked for %.2f s%s:\n%s",
+            self.name,
+            lasts,
+            where,
+            lines.rstrip("\n"),
+        )
+
+    def _log_end(self, took_s: float | None) -> None:
+        self.logged_turn = None
+        if took_s is None:
+            logger.warning("the loop of %s is no longer blocked", self.name)
+        else:
+            logger.warning("the loop of %s was blocked for %.2f s in all", self.name, took_s)
+
+    def _log_missed(self, took_s: float, late_s: float) -> None:
+        """Log a stall that ended before this thread could take its stack."""
+        reason = "it ended before its stack could be taken"
+        if self._was_held_up(late_s):
+            reason = f"{_reason(late_s)}, so its stack was not taken"
+        logger.warning("a loop was blocked for %.2f s: %s", took_s, reason)
+
+    def _was_held_up(self, late_s: float) -> bool:
+        return late_s > self.limit_s / 2
+
+
+def _reason(late_s: float) -> str:
+    return (GIL_KEPT if gil.enabled() else STATE_KEPT).format(late_s)
+
+
+def stack_of(thread: int) -> list[traceback.FrameSummary]:
+    """Return the frames of *thread* within its loop, innermost last."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    places: list[traceback.FrameSummary] = []
+    while frame is not None and len(places) < FRAMES_MAX:
+        code = frame.f_code
+        if code.co_name == "run_forever" and code.co_filename == RUN_FOREVER_FILE:
+            break
+        # Read source lines later: a frame kept alive until then would keep its variables alive.
+        place = traceback.FrameSummary(
+            code.co_filename, frame.f_lineno, code.co_name, lookup_line=False
+        )
+        places.append(place)
+        frame = frame.f_back
+    places.reverse()
+    return places
+
+
+class Checker:
+    """The thread, and the loops that it checks."""
+
+    def __init__(self) -> None:
+        self.loops: list[WatchedLoop] = []
+        self.changed = threading.Event()
+        self.ending = False
+        self.thread = threading.Thread(target=self._serve, name="uringloop-stalls", daemon=True)
+
+    def _serve(self) -> None:
+        # The kernel must deliver the program's signals to the program's own threads.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        due = time.monotonic()
+        while not self.ending:
+            # Before the check: a change during the check must end the wait after it.
+            self.changed.clear()
+            delay = self._check(max(0.0, time.monotonic() - due))
+            if delay is None:
+                return
+            due = time.monotonic() + delay
+            if self.changed.wait(delay):
+                # A loop was added.
+                due = time.monotonic()
+
+    def _check(self, late_s: float) -> float | None:
+        """Check all loops; return the delay until the next check, None if no loop is left."""
+        delays = []
+        for one in list(self.loops):
+            try:
+                delay = one.check(late_s)
+            except Exception:
+                # The program's own classes of loops and tasks can raise anything.
+                logger.exception("stalls of a loop are no longer logged, because a check failed")
+                delay = None
+            if delay is not None:
+                delays.append(delay)
+                continue
+            with _State.lock:
+                self.loops.remove(one)
+        with _State.lock:
+            if not self.loops:
+                # A loop that is created from now on starts another thread.
+                if _State.checker is self:
+                    _State.checker = None
+                return None
+        return min(delays, default=0.0)
+
+
+class _State:
+    """The checker of this process; None while no loop is checked."""
+
+    checker: Checker | None = None
+    lock = threading.Lock()
+
+
+def watch(loop: BaseLoop, wanted: int | str) -> None:
+    """Log stalls of *loop* from *wanted* milliseconds on; a string is the variable's value."""
+    try:
+        milliseconds = int(wanted)
+        argument_checks.check_range(VARIABLE, milliseconds, STALL_MAX_MS)
+    except ValueError:
+        logger.warning(
+            "stalls are not logged: %s must be between 0 and %d milliseconds, not %r",
+            VARIABLE,
+            STALL_MAX_MS,
+            wanted,
+        )
+        return
+    if milliseconds == 0:
+        return
+    watch_stalls(loop, milliseconds)
+    with _State.lock:
+        if _State.checker is not None:
+            _State.checker.loops.append(WatchedLoop(loop, milliseconds))
+            _State.checker.changed.set()
+            return
+        started = Checker()
+        started.loops.append(WatchedLoop(loop, milliseconds))
+        try:
+            started.thread.start()
+        except RuntimeError as exc:
+            logger.warning("stalls are not logged: %s", exc)
+        else:
+            _State.checker = started
+
+
+def _stop() -> None:
+    """End the thread at exit: the interpreter could end it in the middle of a log line."""
+    with _State.lock:
+        checker, _State.checker = _State.checker, None
+    if checker is not None:
+        checker.ending = True
+        checker.changed.set()
+        checker.thread.join(END_S)
+
+
+def _after_fork() -> None:
+    """Reset the state: a child has neither the thread nor loops that could run."""
+    _State.checker = None
+    _State.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_stop)

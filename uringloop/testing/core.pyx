@@ -1,0 +1,650 @@
+"""The compiled part of a loop for tests: its clock, the order of its callbacks, its sleep.
+
+The clock stands still while anything can run. When nothing can, and nothing can come from outside
+(`Outside`, outside.py), it jumps to the next deadline; if there is none, the program can never go
+on, and run_forever() raises DeadlockError. A program that spins, with `sleep(0)` in a loop, until a
+timer has done something, would never see it: after SPIN_TURNS turns with nothing else the
+clock goes on, too.
+
+The order: asyncio promises that callbacks of call_soon() run in the order of the calls, and
+nothing about the order in which tasks run that are ready in the same turn, or timers of the same
+deadline. The seed chooses among the orders that keep the promise, and what programs take for one:
+after `await sleep(0)` everything has run that was ready before. So a task that was woken or created
+may change places with others, but not with a callback (`Place`).
+
+Timers of the same deadline run in any order, but for those that one step of a task has made one
+after the other, and not all of them in the same turn: a time-out may end a wait at each step of
+what another timer has begun at that instant.
+
+Random numbers come from one sequence, the ring's faults included: the same seed and the same
+program give the same run.
+"""
+
+import asyncio
+import gc
+import random
+import threading
+import weakref
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from libc.math cimport INFINITY, fabs, nextafter
+from libc.stdint cimport INT64_MAX, int64_t, uint64_t, uintptr_t
+
+from uringloop._cpython.pyapi cimport FREE_THREADED
+from uringloop._kernel.atomics cimport count_total, load_int, load_pointer, store_int
+from uringloop._kernel.clock cimport uring_clock_ns
+from uringloop._ring.epoll_sleep cimport ALWAYS_IN_RING
+from uringloop._ring.uring cimport URING_FOREVER, uring_pending
+from uringloop.testing import other_loops
+from uringloop.testing.places cimport ANYWHERE, BEHIND, FIXED, Place, name_of, place_of
+from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
+from uringloop._turn.inbox cimport ASLEEP, EMPTY
+from uringloop._turn.timers cimport NO_DEADLINE
+from uringloop._turn.tracing import trace
+from uringloop._turn.turn cimport LoopCore
+
+
+cdef extern from "unistd.h" nogil:
+    int usleep(unsigned int microseconds)
+    ssize_t write(int fd, const void *data, size_t size)
+
+
+cdef extern from "_softring/softring.h" nogil:
+    struct softring:
+        pass
+    struct soft_bytes:
+        uint64_t received
+        uint64_t sent
+    void softring_simulate(softring *s, soft_simulation *simulation)
+    int64_t softring_held_until(const softring *s)
+    enum softring_works:
+        SOFTRING_NO_WORK
+        SOFTRING_WAITS
+        SOFTRING_WORKS
+    softring_works softring_work(softring *s)
+    bint softring_is_idle(softring *s)
+    unsigned int softring_waits(softring *s, int *fds, unsigned int *events, unsigned int size)
+    soft_bytes softring_bytes(const softring *s, int fd)
+
+
+# In the order of `soft_faults` (_softring/simulation.h).
+FAULTS = (
+    "late",
+    "short",
+    "starved",
+    "ended",
+    "overflow",
+    "interrupted",
+    "busy",
+    "overtaken",
+    "reordered",
+    "missed_end",
+    "reset",
+    "no_memory",
+    "no_files",
+    "no_space",
+    "bad_disk",
+    "slow_disk",
+)
+
+# A stall lasts that long, doubled less than STALL_DOUBLINGS times: at most 17 s.
+STALL_MIN_S = 1e-6
+STALL_DOUBLINGS = 25
+
+cdef enum:
+    WAITS_MAX = 1024
+
+# Deadlines that differ by less are the same time: sums of delays differ by roundings.
+SAME_NS = 100
+cdef int64_t SAME = SAME_NS
+
+# Whoever asks for the time advances it by so much: 100,000 questions are the same time.
+TICK_S = 1e-12
+cdef double TICK = TICK_S
+
+# Deadlines from here on are at the end of the heap's range: 290 years after the clock's zero.
+cdef double NEVER = 9.2e9
+
+# After so many turns in a row in which nothing ran but `sleep(0)`, the clock goes on all the same.
+SPIN_TURNS = 10_000
+cdef int SPIN = SPIN_TURNS
+
+# The timers that one step of a task makes have a number of their own above so many bits of their
+# sequence.
+cdef enum:
+    STEP_BITS = 20
+# The address of no task; 0 stands for the callbacks of a turn.
+cdef enum:
+    NOBODY = 1
+
+# For so long the loop gives a thread time that it has called, and looks so often.
+cdef enum:
+    THREAD_NS = 20 * 1000 * 1000
+    THREAD_LOOK_US = 20
+
+# While the loop runs, it collects garbage after so many turns in which something runs; Python does
+# not, after so many new objects. So `__del__` comes at the same points of each run. Without the GIL
+# every collection looks at all objects.
+cdef int GARBAGE = 8192 if FREE_THREADED else 256
+
+# A program that waits for the clock without sleeping sees it go on by BUSY_S, some microseconds of
+# a processor's work: at each turn after so many at the same instant, and at each look at it after
+# so many in one turn.
+BUSY_S = 1e-5
+cdef double BUSY = BUSY_S
+cdef enum:
+    BUSY_TURNS = 100 * 1000
+    LOOKS = 10 * 1000
+
+# Random numbers have the precision of a double.
+cdef uint64_t FRACTIONS = 1 << 53
+cdef uint64_t DOUBLINGS = STALL_DOUBLINGS
+
+cdef class TestingCore(LoopCore):
+
+    def __dealloc__(self):
+        soft_clear(&self.simulation)
+
+    def _simulate(self, double start, bint shuffles, outside, int trace_fd):
+        """Begin. Called once, before the loop runs.
+
+        *trace_fd*, if not -1, gets a line for each event.
+        """
+        self.outside = outside
+        self._partners = weakref.WeakSet()
+        self.set_clock(start)
+        self.shuffles = shuffles
+        self.trace_fd = trace_fd
+        trace(self, trace_fd)
+        self.ring.trace.clock_ns = &self.simulation.clock_ns
+        softring_simulate(<softring*>self.ring.u.soft, &self.simulation)
+        self.files_on_ring = True
+        # One sleep, in which the clock can be advanced.
+        self.epoll_sleep.place = ALWAYS_IN_RING
+
+    def _set_chances(self, chances, double stall):
+        """Set the probability of each of FAULTS, and of a stall."""
+        cdef int kind
+        for kind, chance in enumerate(chances):
+            self.simulation.chance[kind] = chance_of(chance)
+        self.stall = chance_of(stall)
+
+    def reseed(self, seed):
+        """Begin again with the random numbers of *seed*, or let it choose: a random.Random."""
+        self.choice_failed = None
+        self.choices_ended = False
+        if isinstance(seed, random.Random):
+            self.choices = seed
+            self.simulation.owner = <void*>self
+            self.simulation.choose = choose
+        else:
+            self.simulation.state = seed & (2**64 - 1)
+            self.simulation.choose = NULL
+            self.choices = None
+
+    cdef int check_choices(self) except -1:
+        """Raise what the random.Random has raised: hypothesis may want no more of this run."""
+        if self.choice_failed is not None:
+            failed, self.choice_failed = self.choice_failed, None
+            raise failed
+        return 0
+
+    def random(self):
+        """Return a random number from 0 to below 1, from the seed's sequence."""
+        return soft_random_below(&self.simulation, FRACTIONS) / <double>FRACTIONS
+
+    def time(self):
+        """Return the loop's clock in seconds.
+
+        It stands still while a callback runs, but for TICK_S: a real clock never shows the same
+        time twice, and a program may divide by the time that something has taken, or want to know
+        whether something was before.
+        """
+        self.looks_at_clock += 1
+        if self.looks_at_clock > LOOKS:
+            self.set_clock(self.clock + BUSY)
+        else:
+            self.clock = max(self.clock + TICK, nextafter(self.clock, INFINITY))
+            self.simulation.clock_ns = nanoseconds(self.clock)
+        return self.clock
+
+    def _replace_clock(self, patched):
+        """Note that a test has replaced `time` or `call_at`."""
+        self.clock_patched |= patched
+        LoopCore._replace_clock(self, patched)
+
+    def call_at(self, when, callback, *args, context=None):
+        """Schedule *callback* for the time *when* on the loop's clock."""
+        task = asyncio.current_task(self)
+        maker = 0 if task is None else <uintptr_t><PyObject*>task
+        if maker != self.maker:
+            self.maker = maker
+            self.timers.sequence = ((self.timers.sequence >> STEP_BITS) + 1) << STEP_BITS
+        return LoopCore.call_at(self, when, callback, *args, context=context)
+
+    cdef bint has_own_clock(self) except -1:
+        """Return whether a test has replaced time(), and has not put it back."""
+        return self.clock_patched and "time" in self.__dict__
+
+    cdef int set_clock(self, double seconds) except -1:
+        self.outside.check_limit(seconds)
+        self.clock = seconds
+        self.simulation.clock_ns = nanoseconds(seconds)
+        return 0
+
+    cdef int move_to(self, double deadline) except -1:
+        # Behind the deadline, by the least: rounding must not make a wait look too short.
+        return self.set_clock(max(self.clock, nextafter(deadline, INFINITY)))
+
+    cdef int trace_handle(self, str what, Handle handle) except -1:
+        """Write a line that names a callback which is about to run."""
+        cdef int64_t second = 1_000_000_000
+        cdef int64_t now
+        cdef bytes line
+        if not load_int(&handle.is_cancelled):
+            now = self.simulation.clock_ns
+            when = f"{now // second}.{now % second:09d}"
+            line = f"{when} {what} {name_of(handle)}\n".encode()
+            # With the GIL: between here and the turn no thread may add a callback to it.
+            write(self.trace_fd, PyBytes_AS_STRING(line), PyBytes_GET_SIZE(line))
+        return 0
+
+    # ── the order ────────────────────────────────────────────────────────────────────────────
+
+    cdef int run_turns(self) except -1:
+        thread = threading.get_native_id()
+        before = other_loops.began(thread, self)
+        self.collects = gc.isenabled()
+        gc.disable()
+        try:
+            while True:
+                self.begin_turn()
+                self.run_turn()
+                if load_int(&self.stopping):
+                    return 0
+        finally:
+            if self.collects:
+                gc.enable()
+            other_loops.ended(thread, before)
+
+    cdef int begin_turn(self) except -1:
+        cdef Py_ssize_t index
+        self.check_choices()
+        if self.inbox.has_new() or self.inbox.taken != NULL:
+            self.inbox.take(self.ready)
+        self.take_owed()
+        self.maker = NOBODY
+        if self.ready.count or self.ring.completions != self.completions:
+            self.idle_since_ns = 0
+        self.busy += self.ready.count > 0
+        if self.busy >= GARBAGE and self.collects:
+            self.collect_garbage()
+        if soft_happens(&self.simulation, self.stall):
+            self.stalls += 1
+            self.set_clock(self.clock + STALL_MIN_S * (
+                <int64_t>1 << soft_random_below(&self.simulation, DOUBLINGS)))
+        self.let_time_pass()
+        if self.only_yields():
+            store_int(&self.turns_spun, self.turns_spun + 1)
+            if self.turns_spun == 1:
+                self.spun_at_ns = uring_clock_ns()
+            if self.turns_spun > SPIN:
+                self.leave_spin()
+        else:
+            self.goes_on()
+        if self.shuffles and self.ready.count > 1:
+            self.shuffle_ready()
+        if self.trace_fd >= 0:
+            for index in range(self.ready.count):
+                self.trace_handle("run", <Handle>self.ready.place(index)[0])
+        return 0
+
+    cdef int collect_garbage(self) except -1:
+        """Collect garbage: the oldest generation rarely, and the middle one more often."""
+        self.busy = 0
+        self.collections += 1
+        gc.collect(2 if self.collections % 1024 == 0 else self.collections % 16 == 0)
+        return 0
+
+    cdef int let_time_pass(self) except -1:
+        """Let the clock go on after many turns at the same instant: they wait for it."""
+        self.looks_at_clock = 0
+        if (self.clock - self.busy_at > SAME * 1e-9
+                or self.ring.completions != self.completions):
+            self.busy_turns = 0
+        self.busy_turns += 1
+        if self.busy_turns > BUSY_TURNS:
+            self.set_clock(self.clock + BUSY)
+        self.busy_at = self.clock
+        return 0
+
+    cdef bint only_yields(self) except -1:
+        """Return whether nothing but sleep(0), or timers of this instant, makes the loop turn."""
+        cdef Py_ssize_t index
+        cdef bint quiet = self.ring.completions == self.completions
+        self.completions = self.ring.completions
+        for index in range(self.ready.count):
+            if not quiet or place_of(<Handle>self.ready.place(index)[0], None) != BEHIND:
+                return False
+        return quiet
+
+    cdef int leave_spin(self) except -1:
+        """Let the clock go on: the program waits for what a timer, or something outside, does."""
+        cdef int64_t now = uring_clock_ns()
+        cdef double spun_s = (now - self.spun_at_ns) * 1e-9
+        cdef double seconds
+        cdef bint flows
+        cdef double when = INFINITY
+        cdef double deadline
+        cdef Py_ssize_t index
+        for index in range(self.timers.count):
+            deadline = (<TimerHandle>self.timers.entries[index].timer).deadline
+            if self.clock + SAME * 1e-9 < deadline < min(when, NEVER):
+                when = deadline
+        seconds, flows = self.outside.look(spun_s, when - self.clock, self.activity())
+        if seconds > 0:
+            if flows:
+                self.set_clock(self.clock + spun_s)
+                self.spun_at_ns = now
+            return 0
+        # Else a thread has done its work, and ended, before it was looked at.
+        if not self.inbox.has_new() and when < INFINITY:
+            self.advance_to(when)
+        return 0
+
+    cdef int shuffle_ready(self) except -1:
+        """Give each task that was woken, or is new, another place; see `Place`."""
+        cdef Py_ssize_t count = self.ready.count
+        cdef Py_ssize_t index
+        cdef Py_ssize_t begin = 0
+        cdef list order = []
+        cdef set seen = set()
+        cdef Place place
+        for index in range(count):
+            handle = <Handle>self.ready.place(index)[0]
+            place = place_of(handle, seen)
+            if place == ANYWHERE and len(order) > begin:
+                order.insert(len(order) - self.below(len(order) - begin + 1), handle)
+            else:
+                order.append(handle)
+            if place == FIXED:
+                begin = len(order)
+        for index, handle in enumerate(order):
+            # The queue keeps its references: this only changes their order.
+            self.ready.place(index)[0] = <PyObject*>handle
+        return 0
+
+    cdef Py_ssize_t below(self, Py_ssize_t limit) noexcept:
+        """Return a random number from 0 to *limit* - 1."""
+        return <Py_ssize_t>soft_random_below(&self.simulation, limit)
+
+    cdef int64_t now_ns(self) except? -1:
+        if self.has_own_clock():
+            return nanoseconds(self.time())
+        # Timers that are due within SAME_NS are due now.
+        return min(self.simulation.clock_ns, INT64_MAX - SAME) + SAME
+
+    cdef int expire_timers(self) except -1:
+        cdef double latest = -INFINITY
+        cdef Py_ssize_t index
+        LoopCore.expire_timers(self)
+        for index in range(self.timers.due_begin, self.timers.due_end):
+            latest = max(latest, (<TimerHandle>self.timers.due[index]).deadline)
+        if latest >= self.clock:
+            self.move_to(latest)
+        if self.shuffles and self.timers.due_end - self.timers.due_begin > 1:
+            self.shuffle_due()
+        return 0
+
+    cdef int run_due(self) except -1:
+        """Run due timers; the seed leaves some of them to the next turn, at the same time."""
+        cdef PyObject *timer
+        while not (self.shuffles and self.below(2)):
+            timer = self.timers.next_due()
+            if timer == NULL:
+                break
+            if self.trace_fd >= 0:
+                self.trace_handle("timer", <Handle>timer)
+            count_total(&self.counters.timers, not load_int(&(<TimerHandle>timer).is_cancelled))
+            self.run_owned(timer, self.timers.spare)
+            self.ring.check_process()
+        return 0
+
+    cdef int shuffle_due(self) except -1:
+        """Shuffle the due timers that have the same deadline."""
+        cdef PyObject **due = self.timers.due
+        cdef PyObject *other
+        cdef Py_ssize_t begin = self.timers.due_begin
+        cdef Py_ssize_t end, index, chosen
+        while begin < self.timers.due_end:
+            end = begin + 1
+            while (end < self.timers.due_end
+                    and is_same_time((<TimerHandle>due[begin]).deadline,
+                                     (<TimerHandle>due[end]).deadline)):
+                end += 1
+            for index in range(end - 1, begin, -1):
+                chosen = index - self.below(index - begin + 1)
+                other = due[index]
+                due[index] = due[chosen]
+                due[chosen] = other
+            self.order_by_step(begin, end)
+            begin = end
+        return 0
+
+    cdef int order_by_step(self, Py_ssize_t begin, Py_ssize_t end) except -1:
+        """Let due timers that one step of a task has made run by their deadlines.
+
+        The first one has the earliest, on every loop. Those that were given the same deadline may
+        still run in any order.
+        """
+        cdef PyObject **due = self.timers.due
+        cdef Py_ssize_t index
+        places = {}
+        for index in range(begin, end):
+            step = (<TimerHandle>due[index]).sequence >> STEP_BITS
+            places.setdefault(step, []).append(index)
+        for indexes in places.values():
+            timers = [<TimerHandle>due[<Py_ssize_t>index] for index in indexes]
+            timers.sort(key=lambda timer: (<TimerHandle>timer).deadline)
+            for index, timer in zip(indexes, timers):
+                # The queue keeps its references: this only changes their order.
+                due[index] = <PyObject*>timer
+        return 0
+
+    # ── the sleep ────────────────────────────────────────────────────────────────────────────
+
+    cdef int sleep(self, int64_t timeout_ns) except -1:
+        """Submit; then wait for the world outside, or advance the clock to the next deadline."""
+        cdef bint idle = False
+        cdef double seconds = 0
+        cdef bint flows = False
+        if self.timers.due_end:
+            self.inbox.wake_up()
+            return self.ring.submit()
+        if self.has_own_clock():
+            return LoopCore.sleep(self, timeout_ns)
+        try:
+            self.ring.submit()
+            if self.has_nothing():
+                seconds, flows = self.outside.look(
+                    self.idle_s(), self.next_deadline() - self.clock, self.activity())
+                # Last: a thread, or another loop, may have done its work before it was looked at.
+                idle = self.has_nothing()
+        finally:
+            if seconds <= 0:
+                self.inbox.wake_up()
+        if seconds > 0:
+            return self.sleep_outside(timeout_ns, seconds, flows)
+        return self.advance() if idle else 0
+
+    cdef bint has_nothing(self) noexcept:
+        """Return whether nothing has come yet."""
+        return (not self.inbox.has_new() and not uring_pending(&self.ring.u)
+                and softring_is_idle(<softring*>self.ring.u.soft))
+
+    cdef double idle_s(self) noexcept:
+        """Return for how many seconds of real time nothing has happened."""
+        cdef int64_t now = uring_clock_ns()
+        if self.idle_since_ns == 0:
+            self.idle_since_ns = now
+        return (now - self.idle_since_ns) * 1e-9
+
+    cdef uint64_t activity(self) noexcept:
+        """Return a number that differs after anything was sent, submitted or completed."""
+        return self.ring.completions + self.ring.submissions + self.counters.sent_bytes
+
+    cdef int sleep_outside(self, int64_t timeout_ns, double seconds, bint flows) except -1:
+        """Sleep for *seconds* of real time at most; if *flows*, the clock advances with it."""
+        cdef int64_t began = uring_clock_ns()
+        cdef int64_t limit = <int64_t>(seconds * 1e9) + 1
+        if flows and timeout_ns != URING_FOREVER:
+            limit = min(limit, timeout_ns)
+        self.simulation.waiting = True
+        try:
+            LoopCore.sleep(self, limit)
+        finally:
+            self.simulation.waiting = False
+        if flows:
+            # Something outside takes real time: so does the program's waiting for it.
+            self.set_clock(self.clock + (uring_clock_ns() - began) * 1e-9)
+        return 0
+
+    cdef double next_deadline(self) except? -1:
+        """Return when the next timer, or slow disk, is due; INFINITY: never."""
+        cdef int64_t deadline = self.timers.next_deadline_ns()
+        cdef int64_t disk = softring_held_until(<softring*>self.ring.u.soft)
+        cdef double when = INFINITY
+        if disk != INT64_MAX and (deadline == NO_DEADLINE or disk < deadline):
+            when = disk * 1e-9
+            while nanoseconds(when) < disk:
+                when = nextafter(when, INFINITY)
+        elif deadline != NO_DEADLINE:
+            # Not the rounded nanoseconds: no timer may find that it is early.
+            when = (<TimerHandle>self.timers.entries[0].timer).deadline
+        return when if when < NEVER else INFINITY
+
+    cdef int advance(self) except -1:
+        """Advance the clock to the next deadline. Raises DeadlockError if there is none."""
+        cdef double when = self.next_deadline()
+        if when == INFINITY:
+            self.outside.nothing_left()
+        return self.advance_to(when)
+
+    cdef int advance_to(self, double when) except -1:
+        """Advance the clock, and those of the partners."""
+        cdef double before
+        self.take_owed()
+        before = self.clock
+        self.move_to(when)
+        if self._partners:
+            other_loops.share(self, self.clock - before)
+        self.goes_on()
+        self.busy += 1
+        return 0
+
+    cdef int goes_on(self) except -1:
+        """It has something to do."""
+        store_int(&self.turns_spun, 0)
+        if self._rest_s:
+            other_loops.goes_on(self)
+        return 0
+
+    cdef int take_owed(self) except -1:
+        """Let the clock go on as those of its partners have."""
+        if self._partners:
+            self.set_clock(self.clock + <double>other_loops.take_owed(self))
+        return 0
+
+    def call_soon_threadsafe(self, callback, *args, context=None):
+        """Like the ordinary loop's; a loop that the calling thread runs becomes a partner."""
+        other_loops.called(self)
+        return LoopCore.call_soon_threadsafe(self, callback, *args, context=context)
+
+    # ── for the Python modules ───────────────────────────────────────────────────────────────
+
+    def _is_idle(self):
+        """Return whether the loop sleeps, or spins, and nobody has woken it. For any thread."""
+        cdef uintptr_t newest = load_pointer(&self.inbox.newest)
+        return newest == ASLEEP or (newest == EMPTY and load_int(&self.turns_spun) > SPIN)
+
+    def _rests(self):
+        """Return for how many seconds of its time the loop has nothing to do; 0: not known."""
+        return self._rest_s - self._owed_s if self._is_idle() else 0.0
+
+    def _waits(self):
+        """Return the descriptors that the ring waits for, each with the events of poll(2).
+
+        The descriptor by which signals wake the loop is left out.
+        """
+        cdef int[WAITS_MAX] fds
+        cdef unsigned int[WAITS_MAX] events
+        cdef unsigned int count = softring_waits(
+            <softring*>self.ring.u.soft, fds, events, WAITS_MAX)
+        cdef unsigned int index
+        cdef int signals = -1 if self.signal_waker is None else self.signal_waker.fd
+        return [
+            (fds[index], events[index])
+            for index in range(min(count, <unsigned int>WAITS_MAX))
+            if fds[index] != signals
+        ]
+
+    def _newest_call(self):
+        """Return a number that differs after another thread has called the loop."""
+        return load_pointer(&self.inbox.newest)
+
+    def _let_thread_work(self, uintptr_t before):
+        """Wait until another thread has called the loop, in real time and not for long.
+
+        *before*: what `_newest_call()` has returned before the thread got its work. What a thread
+        does at once then comes at the same point of each run.
+        """
+        cdef int64_t until = uring_clock_ns() + THREAD_NS
+        while load_pointer(&self.inbox.newest) == before and uring_clock_ns() < until:
+            with nogil:
+                usleep(THREAD_LOOK_US)
+
+    def _files_work(self):
+        """Return whether a thread works for a file."""
+        return softring_work(<softring*>self.ring.u.soft) == SOFTRING_WORKS
+
+    def _files_wait(self):
+        """Return whether a thread waits for another program, at a terminal or a FIFO."""
+        return softring_work(<softring*>self.ring.u.soft) == SOFTRING_WAITS
+
+    def _end_with(self, uint64_t inode, int error):
+        """Let a socket fail with *error* where it would with ECONNRESET, once."""
+        if soft_end_with(&self.simulation, inode, error) < 0:
+            raise MemoryError
+
+    def _bytes_at_receive(self, int fd):
+        """Return what a TCP socket had received and sent when the loop last received from it."""
+        cdef soft_bytes found = softring_bytes(<softring*>self.ring.u.soft, fd)
+        return found.received, found.sent
+
+    def _faults_happened(self):
+        """Return how often each of FAULTS has happened."""
+        cdef int kind
+        happened = {name: self.simulation.happened[kind] for kind, name in enumerate(FAULTS)}
+        return happened | {"stall": self.stalls}
+
+
+cdef uint64_t choose(void *owner, uint64_t limit) noexcept with gil:
+    """The soft_chooser of a loop with `choices`; once they have failed, it chooses 0."""
+    cdef TestingCore loop = <TestingCore>owner
+    if loop.choices_ended:
+        return 0
+    try:
+        return loop.choices.randrange(limit)
+    except BaseException as exc:
+        loop.choice_failed = exc
+        loop.choices_ended = True
+        return 0
+
+
+cdef bint is_same_time(double first, double second) noexcept:
+    return fabs(second - first) <= SAME * 1e-9
+
+
+cdef uint64_t chance_of(double probability) noexcept:
+    return <uint64_t>(probability * SOFT_ALWAYS)
