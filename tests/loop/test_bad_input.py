@@ -64,8 +64,6 @@ DELIBERATE = {
     "plain: call_at(when='1')": NOT_A_TIME,
     "plain: call_at(when=10**400)": NOT_A_TIME,
     "plain: create_datagram_endpoint(reuse_address=True)": NO_LONGER,
-    "plain: call_soon()": ARITY,
-    "plain: call_later(0)": ARITY,
     "plain: stop(1)": ARITY,
     "plain: sock_recv(sock)": ARITY,
     "debug: sock_recv(sock)": ARITY,

@@ -190,32 +190,23 @@ cdef extern from *:
     /* The items of a tuple, as the arguments of a vectorcall. */
     #define uringloop_tuple_items(t) (((PyTupleObject *)(t))->ob_item)
 
-    static void uringloop_name_method(PyMethodDef *definition, const char *name,
-                                      const char *doc) {
-        definition->ml_name = name;
-        definition->ml_doc = doc;
-    }
-
-    /* Replaces a method of one of our types by one that takes vectorcall arguments: Cython's
-     * parsing of keywords takes four times as long. The new method has the name and documentation
-     * of one that Cython has generated; the caller has named one that replaces Python code. */
+    /* Adds a method that takes vectorcall arguments to one of our types: Cython's parsing of
+     * `*args` and keywords takes four times as long. The text begins with the signature. */
     typedef PyObject *(*uringloop_method)(PyObject *, PyObject *const *, Py_ssize_t, PyObject *);
-    static int uringloop_set_method(PyObject *type, PyObject *made, PyMethodDef *definition,
-                                    uringloop_method method) {
+    static int uringloop_add_method(PyObject *type, PyMethodDef *definition, const char *name,
+                                    const char *text, uringloop_method method) {
         PyTypeObject *owner = (PyTypeObject *)type;
         PyObject *descriptor;
         int res;
 
-        if (Py_IS_TYPE(made, &PyMethodDescr_Type)) {
-            PyMethodDef *old = ((PyMethodDescrObject *)made)->d_method;
-            uringloop_name_method(definition, old->ml_name, old->ml_doc);
-        }
+        definition->ml_name = name;
+        definition->ml_doc = text;
         definition->ml_meth = (PyCFunction)(void (*)(void))method;
         definition->ml_flags = METH_FASTCALL | METH_KEYWORDS;
         descriptor = PyDescr_NewMethod(owner, definition);
         if (descriptor == NULL)
             return -1;
-        res = PyDict_SetItemString(owner->tp_dict, definition->ml_name, descriptor);
+        res = PyDict_SetItemString(owner->tp_dict, name, descriptor);
         Py_DECREF(descriptor);
         PyType_Modified(owner);
         return res;
@@ -339,10 +330,8 @@ cdef extern from *:
     int watch "uringloop_watch" (
         dict watched,
         int (*changed)(PyDict_WatchEvent, PyObject *, PyObject *, PyObject *) noexcept) except -1
-    void name_method "uringloop_name_method" (
-        PyMethodDef *definition, const char *name, const char *doc)
-    int set_method "uringloop_set_method" (
-        object type, object made, PyMethodDef *definition,
+    int add_method "uringloop_add_method" (
+        object type, PyMethodDef *definition, const char *name, const char *text,
         object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)) except -1
     ctypedef PyObject *(*PyCFunction)(PyObject *, PyObject *) noexcept
     int METH_VARARGS

@@ -483,7 +483,7 @@ INTERPRETER = (
         "PyMethodDescrObject.d_method PyTypeObject.tp_dict",
         "3.0",
         "call_soon() gets its arguments by vectorcall",
-        "Cython's own method, which also handles debug mode and unusual arguments",
+        REQUIRED + "a compile-time error: the fields are part of the public structures",
     ),
     Row(
         C,

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from uringloop._cpython import stdlib
 from uringloop._loop import exception_handling, executors, nested_run, nesting, signals
-from uringloop._loop.task_creation import replace_create_task
 from uringloop._loop.task_set import choose_methods
 from uringloop._net import argument_checks
 from uringloop._ring import backends
@@ -323,7 +322,9 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
     # ── tasks and futures ────────────────────────────────────────────────────────────────────
 
-    def create_task(
+    # create_task() is compiled (task_creation.pyx); it comes here for what is unusual.
+
+    def _create_task_slowly(
         self,
         coro: Coroutine[Any, Any, T] | Generator[Any, None, T],
         *,
@@ -483,9 +484,6 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
     def _signal_handlers(self) -> Mapping[int, asyncio.Handle]:
         """Read by prompt_toolkit and by programs on arq, which restore a handler they replace."""
         return types.MappingProxyType(self._signals.handlers)
-
-
-replace_create_task(BaseLoop)
 
 
 def _start_monitor(wanted: str) -> None:

@@ -1,1 +1,1 @@
-"""create_task() by vectorcall."""
+"""create_task(), a method of LoopCore."""

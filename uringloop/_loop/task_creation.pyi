@@ -1,3 +1,1 @@
-"""create_task() by vectorcall."""
-
-def replace_create_task(loop_class: type) -> None: ...
+"""create_task(), a method of LoopCore."""

@@ -1,7 +1,8 @@
-"""create_task() by vectorcall, in place of the method in Python.
+"""create_task(), a method of LoopCore that takes its arguments by vectorcall.
 
-A task factory is called from here, too, if the task has no name and no context. An eager task that
-never waits has no other cost in the loop.
+Unusual calls go on to `BaseLoop._create_task_slowly()`, which is Python code. A task factory is
+called from here, too, if the task has no name and no context. An eager task that never waits has no
+other cost in the loop.
 
 Programs replace asyncio's class of tasks. Without a GIL code in C cannot look it up without a
 change of a count that all threads share. So there the class is noted, and noted anew whenever the
@@ -25,14 +26,11 @@ from uringloop._cpython.pyapi cimport (
     PyTuple_GET_SIZE,
     PyUnicode_Check,
     PyUnicode_Compare,
+    add_method,
     call_vector,
-    keep_for_ever,
-    name_method,
-    set_method,
     watch,
 )
 from uringloop._kernel.atomics cimport exchange_pointer, load_int, load_pointer_acquire
-from uringloop._turn.call_soon cimport call_slowly
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -45,26 +43,7 @@ cdef object TASK_IN_C = tasks.Task if tasks.Task.__module__ == "_asyncio" else N
 cdef tuple OPTIONS = ("loop", "name", "context")
 
 cdef PyMethodDef definition
-cdef object in_python
 cdef uintptr_t noted_class      # of tasks, without a GIL; 0 if the module has none
-
-
-def replace_create_task(type loop_class not None):
-    """Replace `create_task` of *loop_class*, which runs on for unusual calls; once in a process."""
-    global in_python
-    in_python = loop_class.create_task
-    keep_for_ever(in_python)
-    if FREE_THREADED:
-        note_class(PyDict_GetItemWithError(NAMES, TASK))
-        try:
-            watch(NAMES, on_change)
-        except RuntimeError:
-            # The process has all the watchers that CPython allows: the method in Python remains.
-            return
-    name_method(
-        &definition, b"create_task",
-        b"create_task($self, coro, *, name=None, context=None, **kwargs)\n--\n\n")
-    set_method(loop_class, in_python, &definition, create_task)
 
 
 cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
@@ -75,7 +54,7 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
     cdef Py_ssize_t index
     cdef bint has_options
     if size != 1 or load_int(&loop.closed):
-        return call_slowly(in_python, loop, call, size, names)
+        return create_slowly(loop, call, size, names)
     arguments[1] = call[0]
     arguments[2] = <PyObject*>loop
     arguments[3] = <PyObject*>None
@@ -88,12 +67,12 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
             elif PyUnicode_Compare(name, "context") == 0:
                 arguments[4] = call[1 + index]
             else:
-                return call_slowly(in_python, loop, call, size, names)
+                return create_slowly(loop, call, size, names)
     has_options = arguments[3] != <PyObject*>None or arguments[4] != <PyObject*>None
     if load_int(&loop.has_task_factory):
         factory = self._task_factory
         if has_options or factory is None:
-            return call_slowly(in_python, loop, call, size, names)
+            return create_slowly(loop, call, size, names)
         return factory(self, <object>call[0])
     task_class = <PyObject*>load_pointer_acquire(&noted_class)
     if not FREE_THREADED:
@@ -101,11 +80,30 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
         # Its constructor may replace the class.
         _held = <object>task_class if task_class != NULL else None
     if task_class == NULL:
-        return call_slowly(in_python, loop, call, size, names)
+        return create_slowly(loop, call, size, names)
     if task_class == <PyObject*>TASK_IN_C and not has_options:
         return PyObject_Call(task_class, (<object>call[0],), loop.options_of_futures())
     return call_vector(
         task_class, &arguments[1], 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, <PyObject*>OPTIONS)
+
+
+cdef object create_slowly(
+        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Make a task with unusual arguments or in an unusual state of the loop, in Python."""
+    cdef Py_ssize_t index
+    cdef dict options = {}
+    if names != NULL:
+        for index, name in enumerate(<tuple>names):
+            options[name] = <object>call[size + index]
+    if size > 1:
+        raise TypeError(
+            f"BaseLoop.create_task() takes 2 positional arguments but {size + 1} were given")
+    if size == 1 and "coro" in options:
+        raise TypeError("BaseLoop.create_task() got multiple values for argument 'coro'")
+    if size == 0 and "coro" not in options:
+        raise TypeError("BaseLoop.create_task() missing 1 required positional argument: 'coro'")
+    coroutine = <object>call[0] if size else options.pop("coro")
+    return loop._create_task_slowly(coroutine, **options)
 
 
 cdef int on_change(
@@ -122,3 +120,16 @@ cdef void note_class(PyObject *task_class) noexcept:
     if task_class != NULL:
         Py_INCREF(<object>task_class)
     exchange_pointer(&noted_class, <uintptr_t>task_class)
+
+
+add_method(
+    LoopCore, &definition, b"create_task",
+    b"create_task($self, coro, *, name=None, context=None, **kwargs)\n--\n\n", create_task)
+if FREE_THREADED:
+    note_class(PyDict_GetItemWithError(NAMES, TASK))
+    try:
+        watch(NAMES, on_change)
+    except RuntimeError:
+        # The process has all the watchers that CPython allows. Without a noted class each task is
+        # created slowly.
+        note_class(NULL)

@@ -13,8 +13,8 @@ import asyncio
 
 from cpython.object cimport PyObject
 
-from uringloop._cpython.pyapi cimport PyCFunction_Check, PyMethodDef, set_method
-from uringloop._turn.call_soon cimport call_slowly, is_context_only, schedule_with
+from uringloop._cpython.pyapi cimport PyCFunction_Check, PyMethodDef, add_method
+from uringloop._turn.call_soon cimport is_context_only, schedule_with
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -36,9 +36,7 @@ cdef class ReadWaiter:
         # read, 340 of the 8,160 instructions of an echo.
         return self.loop
 
-    def add_done_callback(self, callback, *, context=None):
-        # Tasks call `add_callback_fast` in its place.
-        self.add_callback(callback, context)
+    # add_done_callback() is at the end of this file: it takes its arguments by vectorcall.
 
     cdef int add_callback(self, object callback, object context) except -1:
         if self.state != PENDING:
@@ -176,16 +174,16 @@ cdef ReadWaiter new_waiter(LoopCore loop):
     return waiter
 
 
-cdef object add_callback_fast(
+cdef object add_done_callback(
         object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Do what add_done_callback does, without Cython's parsing of keywords."""
-    cdef ReadWaiter waiter = <ReadWaiter>self
-    if size == 1 and names != NULL and is_context_only(names):
-        waiter.add_callback(<object>call[0], <object>call[1])
-        return None
-    return call_slowly(ADD_DONE_CALLBACK, self, call, size, names)
+    if size != 1 or (names != NULL and not is_context_only(names)):
+        raise TypeError("add_done_callback() takes a callback and the keyword argument 'context'")
+    (<ReadWaiter>self).add_callback(
+        <object>call[0], None if names == NULL else <object>call[1])
+    return None
 
 
 cdef PyMethodDef definition
-cdef object ADD_DONE_CALLBACK = ReadWaiter.add_done_callback
-set_method(ReadWaiter, ADD_DONE_CALLBACK, &definition, add_callback_fast)
+add_method(
+    ReadWaiter, &definition, b"add_done_callback",
+    b"add_done_callback($self, callback, *, context=None)\n--\n\n", add_done_callback)

@@ -1,12 +1,8 @@
-"""call_soon() and call_soon_threadsafe() by vectorcall."""
+"""call_soon() and its relatives; what other modules need of them."""
 
 from cpython.object cimport PyObject
 
 from uringloop._turn.turn cimport LoopCore
-
-
-cdef object call_slowly(
-    object method, object target, PyObject *const *call, Py_ssize_t size, PyObject *names)
 
 
 cdef int schedule_with(

@@ -1,1 +1,1 @@
-"""call_soon() and call_soon_threadsafe() by vectorcall."""
+"""call_soon(), call_soon_threadsafe(), call_later() and call_at(): methods of LoopCore."""

@@ -1,7 +1,7 @@
-"""The methods that schedule callbacks, by vectorcall, in place of LoopCore's.
+"""call_soon(), call_soon_threadsafe(), call_later() and call_at(): methods of LoopCore.
 
-Cython's parsing of `*args` takes four times as long. Any thread may call these functions; they
-decide as LoopCore's methods do, which run in debug mode and for unusual arguments.
+They take their arguments by vectorcall: Cython's parsing of `*args` takes four times as long. Each
+function is a whole method, debug mode and unusual arguments included. Any thread may call them.
 """
 
 from cpython.object cimport PyObject
@@ -12,12 +12,12 @@ from uringloop._cpython.pyapi cimport (
     PyMethodDef,
     PyTuple_GET_ITEM_borrowed,
     PyTuple_GET_SIZE,
+    add_method,
     give_away,
     has_no_variables,
-    set_method,
+    tuple_items,
     type_of,
 )
-from uringloop._kernel.atomics cimport load_int
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._turn.handles cimport (
     Handle,
@@ -25,7 +25,7 @@ from uringloop._turn.handles cimport (
     TimerHandle,
     new_handle_for_threads,
 )
-from uringloop._turn.turn cimport LoopCore, runs_here
+from uringloop._turn.turn cimport LoopCore
 
 
 cdef extern from *:
@@ -50,31 +50,37 @@ cdef extern from *:
     double PyLong_AsDouble(object number) except? -1
 
 
-# The type that set_method() expects. The functions below take a LoopCore instead, whose type the
+# The type that add_method() expects. The functions below take a LoopCore instead, whose type the
 # method descriptor has checked: a variable of that type would count a reference.
-ctypedef object (*fast_method)(object, PyObject *const *, Py_ssize_t, PyObject *)
+ctypedef object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)
 
 cdef str NAME_CONTEXT = "context"
+cdef tuple CONTEXT_ONLY = (NAME_CONTEXT,)
+cdef tuple CALLBACK = ("callback",)
+cdef tuple DELAY_AND_CALLBACK = ("delay", "callback")
+cdef tuple WHEN_AND_CALLBACK = ("when", "callback")
 cdef tuple NO_ARGS = ()
 
 
-cdef object call_soon_fast(
-        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Do what call_soon does; in debug mode, or with unusual arguments, call it."""
-    cdef PyObject *context = context_of(loop, call, size, names)
+cdef object call_soon(LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    cdef tuple arguments
     cdef Handle handle
-    if context == NULL:
-        return call_slowly(CALL_SOON, loop, call, size, names)
+    if not is_usual(1, size, names):
+        arguments = sort_arguments("call_soon", CALLBACK, call, size, names)
+        return call_soon(
+            loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
+    check(loop, <object>call[0], "call_soon")
     handle = loop.new_handle()
-    fill_from(handle, call, size, context)
+    fill_from(handle, call, size, context_of(call, size, names))
     handle.loop = loop
+    loop.note_caller(handle)
     loop.push(handle)
     return handle
 
 
 cdef int schedule_with(
         LoopCore loop, object callback, object argument, object context) except -1:
-    """Schedule *callback* with one argument, like call_soon(), for code in C."""
+    """Do what call_soon() does outside debug mode, for code in C: *callback* has one argument."""
     cdef PyObject *call[2]
     cdef Handle handle = loop.new_handle()
     call[0] = <PyObject*>callback
@@ -84,61 +90,101 @@ cdef int schedule_with(
     return loop.push(handle)
 
 
-cdef object call_soon_threadsafe_fast(
+cdef object call_soon_threadsafe(
         LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Do what call_soon_threadsafe does, like call_soon_fast."""
-    cdef PyObject *context = context_of(loop, call, size, names)
+    cdef tuple arguments
+    cdef PyObject *context
     cdef Handle handle
-    if context == NULL:
-        return call_slowly(CALL_SOON_THREADSAFE, loop, call, size, names)
+    if not is_usual(1, size, names):
+        arguments = sort_arguments("call_soon_threadsafe", CALLBACK, call, size, names)
+        return call_soon_threadsafe(
+            loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
+    loop.check_closed()
+    if loop.in_debug_mode():
+        loop.check_call(<object>call[0], "call_soon_threadsafe")
+    context = context_of(call, size, names)
     handle = new_handle_for_threads()
     if type_of(<PyObject*>handle) == <PyObject*>ThreadSafeHandle:
         fill_for_threads(handle, loop, call, size, context)
     else:
         fill_from(handle, call, size, context)
         handle.loop = loop
+    loop.note_caller(handle)
     loop.push_from_any_thread(handle)
     return handle
 
 
-cdef object call_at_fast(
-        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Do what call_at does, like call_soon_fast; slowly for times that are not floats."""
-    cdef PyObject *context = context_of(loop, call, size, names)
-    if context == NULL or size < 2 or not PyFloat_CheckExact(call[0]) or not may_add_timers(loop):
-        return call_slowly(CALL_AT, loop, call, size, names)
-    return add_timer(loop, PyFloat_AS_DOUBLE(call[0]), &call[1], size - 1, context)
-
-
-cdef object call_later_fast(
-        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Do what call_later does, like call_at_fast."""
-    cdef PyObject *context = context_of(loop, call, size, names)
+cdef object call_later(LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    cdef tuple arguments
     cdef double delay
-    if context == NULL or size < 2 or loop.clock_replaced or not may_add_timers(loop):
-        return call_slowly(CALL_LATER, loop, call, size, names)
+    if not is_usual(2, size, names):
+        arguments = sort_arguments("call_later", DELAY_AND_CALLBACK, call, size, names)
+        return call_later(
+            loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
+    if call[0] == <PyObject*>None:
+        raise TypeError("delay must not be None")
+    if loop.clock_replaced:
+        return call_at_of_subclass(loop, call, size, context_of(call, size, names))
     if PyFloat_CheckExact(call[0]):
         delay = PyFloat_AS_DOUBLE(call[0])
     elif PyLong_CheckExact(call[0]):
         delay = PyLong_AsDouble(<object>call[0])
     else:
-        return call_slowly(CALL_LATER, loop, call, size, names)
-    return add_timer(loop, uring_clock_ns() * 1e-9 + delay, &call[1], size - 1, context)
+        when = uring_clock_ns() * 1e-9 + <object>call[0]
+        check(loop, <object>call[1], "call_at")
+        return add_timer(loop, when, when, &call[1], size - 1, context_of(call, size, names))
+    check(loop, <object>call[1], "call_at")
+    return add_timer(
+        loop, uring_clock_ns() * 1e-9 + delay, None, &call[1], size - 1,
+        context_of(call, size, names))
 
 
-cdef inline bint may_add_timers(LoopCore loop) noexcept:
-    """Return whether the calling thread may use the loop's timers."""
-    return not FREE_THREADED or runs_here(loop)
+cdef object call_at_of_subclass(
+        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
+    """Call the methods `time` and `call_at` that a subclass or a test has put in place."""
+    cdef Py_ssize_t index
+    cdef object when = loop.time() + <object>call[0]
+    return loop.call_at(
+        when, *[<object>call[index] for index in range(1, size)], context=<object>context)
+
+
+cdef object call_at(LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    cdef tuple arguments
+    cdef PyObject *context
+    if not is_usual(2, size, names):
+        arguments = sort_arguments("call_at", WHEN_AND_CALLBACK, call, size, names)
+        return call_at(loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
+    if call[0] == <PyObject*>None:
+        raise TypeError("when cannot be None")
+    check(loop, <object>call[1], "call_at")
+    context = context_of(call, size, names)
+    if PyFloat_CheckExact(call[0]):
+        return add_timer(loop, PyFloat_AS_DOUBLE(call[0]), None, &call[1], size - 1, context)
+    return add_timer(loop, <object>call[0], <object>call[0], &call[1], size - 1, context)
 
 
 cdef inline TimerHandle add_timer(
-        LoopCore loop, double deadline, PyObject *const *call, Py_ssize_t size, PyObject *context):
-    cdef TimerHandle timer = loop.new_timer(True)
+        LoopCore loop, double deadline, object given, PyObject *const *call, Py_ssize_t size,
+        PyObject *context):
+    """Add a timer, for call_later() and call_at(); *given*: the time if it is not a float."""
+    cdef TimerHandle timer = loop.new_timer()
     fill_from(timer, call, size, context)
     timer.loop = loop
     timer.deadline = deadline
-    loop.timers.push(timer)
+    if given is not None and type(given) is not float:
+        timer.given = given
+    loop.note_caller(timer)
+    loop.push_timer(timer)
     return timer
+
+
+cdef inline int check(LoopCore loop, object callback, str method) except -1:
+    """Raise RuntimeError if the loop is closed; in debug mode check thread and callback, too."""
+    loop.check_closed()
+    if loop.in_debug_mode():
+        loop.check_thread()
+        loop.check_call(callback, method)
+    return 0
 
 
 cdef inline int fill_from(
@@ -186,39 +232,67 @@ cdef bint is_context_only(PyObject *names) noexcept:
             and is_context(PyTuple_GET_ITEM_borrowed(<tuple>names, 0), <PyObject*>NAME_CONTEXT))
 
 
+cdef inline bint is_usual(Py_ssize_t least, Py_ssize_t size, PyObject *names) noexcept:
+    """Return whether *least* arguments or more came by position, and none but `context` by name."""
+    return size >= least and (names == NULL or is_context_only(names))
+
+
 cdef inline PyObject *context_of(
-        LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names) noexcept:
-    """Return the argument `context`, or None; NULL if the call has to be made slowly."""
-    if size >= 1 and not load_int(&loop.closed) and not loop.in_debug_mode():
-        if names == NULL:
-            return <PyObject*>None
-        if is_context_only(names):
-            return call[size]
-    return NULL
+        PyObject *const *call, Py_ssize_t size, PyObject *names) noexcept:
+    """Return the argument `context` of a usual call, or None."""
+    return <PyObject*>None if names == NULL else call[size]
 
 
-cdef object call_slowly(
-        object method, object target, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    """Call *method* of *target* with the arguments of a vectorcall."""
+cdef tuple sort_arguments(
+        str method, tuple parameters, PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Return the arguments of an unusual call by position, the context last.
+
+    The signature is (*parameters, *args, context=None); raises TypeError, with Python's wording.
+    """
     cdef Py_ssize_t index
-    cdef dict options = {}
+    cdef list arguments = [<object>call[index] for index in range(size)]
+    cdef dict by_name = {}
     if names != NULL:
         for index, name in enumerate(<tuple>names):
-            options[name] = <object>call[size + index]
-    return method(target, *[<object>call[index] for index in range(size)], **options)
+            by_name[name] = <object>call[size + index]
+    context = by_name.pop(NAME_CONTEXT, None)
+    missing = [name for name in parameters[size:] if name not in by_name]
+    for name in by_name:
+        if name not in parameters:
+            raise TypeError(
+                f"BaseLoop.{method}() got an unexpected keyword argument {str(name)!r}")
+        if name in parameters[:size]:
+            raise TypeError(f"BaseLoop.{method}() got multiple values for argument {str(name)!r}")
+    if missing:
+        plural = "s" if len(missing) > 1 else ""
+        raise TypeError(
+            f"BaseLoop.{method}() missing {len(missing)} required positional argument{plural}: "
+            + " and ".join(map(repr, missing)))
+    arguments += [by_name[name] for name in parameters[size:]]
+    return (*arguments, context)
 
 
 cdef PyMethodDef call_soon_definition
 cdef PyMethodDef call_soon_threadsafe_definition
-cdef PyMethodDef call_at_definition
 cdef PyMethodDef call_later_definition
-cdef object CALL_SOON = LoopCore.call_soon
-cdef object CALL_SOON_THREADSAFE = LoopCore.call_soon_threadsafe
-cdef object CALL_AT = LoopCore.call_at
-cdef object CALL_LATER = LoopCore.call_later
-set_method(LoopCore, CALL_SOON, &call_soon_definition, <fast_method>call_soon_fast)
-set_method(
-    LoopCore, CALL_SOON_THREADSAFE, &call_soon_threadsafe_definition,
-    <fast_method>call_soon_threadsafe_fast)
-set_method(LoopCore, CALL_AT, &call_at_definition, <fast_method>call_at_fast)
-set_method(LoopCore, CALL_LATER, &call_later_definition, <fast_method>call_later_fast)
+cdef PyMethodDef call_at_definition
+add_method(
+    LoopCore, &call_soon_definition, b"call_soon",
+    b"call_soon($self, callback, *args, context=None)\n--\n\n"
+    b"Schedule *callback* for the next turn.",
+    <method>call_soon)
+add_method(
+    LoopCore, &call_soon_threadsafe_definition, b"call_soon_threadsafe",
+    b"call_soon_threadsafe($self, callback, *args, context=None)\n--\n\n"
+    b"Schedule *callback* from any thread, waking the loop if it sleeps.",
+    <method>call_soon_threadsafe)
+add_method(
+    LoopCore, &call_later_definition, b"call_later",
+    b"call_later($self, delay, callback, *args, context=None)\n--\n\n"
+    b"Schedule *callback* after *delay* seconds.",
+    <method>call_later)
+add_method(
+    LoopCore, &call_at_definition, b"call_at",
+    b"call_at($self, when, callback, *args, context=None)\n--\n\n"
+    b"Schedule *callback* for the time *when* on the loop's clock.",
+    <method>call_at)

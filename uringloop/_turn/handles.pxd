@@ -69,11 +69,9 @@ cdef inline bint is_unshared(PyObject *handle) noexcept:
 cdef int run_unshared(Handle handle, object loop) except -1
 
 
-# These fill a handle without a callback, a new one or a spare one, and return it; the functions of
+# Fills a handle without a callback, a new one or a spare one, and returns it; the functions of
 # call_soon.pyx fill theirs themselves.
 cdef Handle fill(Handle handle, object loop, object callback, tuple args, object context)
-cdef TimerHandle fill_timer(
-    TimerHandle timer, object loop, object when, object callback, tuple args, object context)
 
 
 # Handles for call_soon_threadsafe, which have their own class since Python 3.14.

@@ -422,15 +422,6 @@ cdef Handle fill(Handle handle, object loop, object callback, tuple args, object
     return handle
 
 
-cdef TimerHandle fill_timer(
-        TimerHandle timer, object loop, object when, object callback, tuple args, object context):
-    timer.deadline = when
-    fill(timer, loop, callback, args, context)
-    if type(when) is not float:
-        timer.given = when
-    return timer
-
-
 cdef int traverse_queued(PyObject *handle, visitproc visit, void *argument) noexcept:
     return (visit(handle, argument) if PyObject_IS_GC(handle)
             else traverse_waiting(handle, visit, argument))

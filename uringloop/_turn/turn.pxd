@@ -135,9 +135,11 @@ cdef class LoopCore:
         if spare != NULL:
             return owned_handle(spare)
         return Handle.__new__(Handle)
-    cdef inline TimerHandle new_timer(self, bint here):
+    cdef inline TimerHandle new_timer(self):
         """Return a timer without a callback, like `new_handle`."""
-        cdef PyObject *spare = self.timers.spare.take() if here else NULL
+        cdef PyObject *spare = NULL
+        if not FREE_THREADED or runs_here(self):
+            spare = self.timers.spare.take()
         if spare != NULL:
             return owned_timer(spare)
         return TimerHandle.__new__(TimerHandle)
@@ -193,9 +195,11 @@ cdef class LoopCore:
     cdef int deliver_due(self, Py_ssize_t count) except -1
     cdef int starve(self, Flushable item, BufferPool pool) except -1
     cdef bint has_starved(self) noexcept
-    cdef TimerHandle _call_at(
-        self, object when, object callback, tuple args, object context)
-    cdef int _push_from_elsewhere(self, TimerHandle timer) except -1
+    cdef inline int push_timer(self, TimerHandle timer) except -1:
+        if FREE_THREADED and not runs_here(self):
+            return self.push_timer_from_elsewhere(timer)
+        return self.timers.push(timer)
+    cdef int push_timer_from_elsewhere(self, TimerHandle timer) except -1
 
 
 cdef inline bint try_to_claim(LoopCore loop) noexcept:

@@ -1,13 +1,14 @@
 """The turn: one round of the loop, and the loop's compiled methods."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from traceback import StackSummary
-from typing import Any, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from typing_extensions import disjoint_base
 
+_T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 COLLECT_ROUNDS_MAX: int
@@ -60,6 +61,14 @@ class LoopCore:
     ) -> asyncio.TimerHandle:
         """Schedule *callback* for the time *when* on the loop's clock."""
 
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, _T] | Generator[Any, None, _T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+        **kwargs: Any,
+    ) -> asyncio.Task[_T]: ...
     def time(self) -> float:
         """Return the loop's clock: CLOCK_MONOTONIC in seconds."""
 

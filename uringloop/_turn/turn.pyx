@@ -49,7 +49,7 @@ from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport (
-    Handle, TimerHandle, fill, fill_timer, format_handle, is_unshared, nanoseconds,
+    Handle, TimerHandle, fill, format_handle, is_unshared, nanoseconds,
     new_handle_for_threads, run_unshared)
 from uringloop._turn.inbox cimport Inbox, PUT_WAKE, Put, REFUSED, traverse_inbox
 from uringloop._turn.ready cimport ReadyQueue, traverse_ready
@@ -117,25 +117,7 @@ cdef class LoopCore:
 
     # ── scheduling ───────────────────────────────────────────────────────────────────────────
 
-    def call_soon(self, callback, *args, context=None):
-        """Schedule *callback* for the next turn."""
-        if load_int(&self.closed) or self.in_debug_mode():
-            self.check_closed()
-            if self.in_debug_mode():
-                self.check_thread()
-                self.check_call(callback, "call_soon")
-        return self.schedule(callback, args, context)
-
-    def call_soon_threadsafe(self, callback, *args, context=None):
-        """Schedule *callback* from any thread, waking the loop if it sleeps."""
-        cdef Handle handle
-        self.check_closed()
-        if self.in_debug_mode():
-            self.check_call(callback, "call_soon_threadsafe")
-        handle = fill(new_handle_for_threads(), self, callback, args, context)
-        self.note_caller(handle)
-        self.push_from_any_thread(handle)
-        return handle
+    # call_soon(), call_soon_threadsafe(), call_later() and call_at() are in call_soon.pyx.
 
     cdef int put(self, Handle handle) except -1:
         """Put *handle* into the inbox, and wake the loop if it sleeps. Any thread may call it."""
@@ -147,36 +129,8 @@ cdef class LoopCore:
             self.inbox.woke()
         return 0
 
-    def call_later(self, delay, callback, *args, context=None):
-        """Schedule *callback* after *delay* seconds."""
-        if delay is None:
-            raise TypeError("delay must not be None")
-        if self.clock_replaced:
-            return self.call_at(self.time() + delay, callback, *args, context=context)
-        return self._call_at(uring_clock_ns() * 1e-9 + delay, callback, args, context)
-
-    def call_at(self, when, callback, *args, context=None):
-        """Schedule *callback* for the time *when* on the loop's clock."""
-        if when is None:
-            raise TypeError("when cannot be None")
-        return self._call_at(when, callback, args, context)
-
-    cdef TimerHandle _call_at(self, object when, object callback, tuple args, object context):
-        cdef TimerHandle timer
-        cdef bint here = not FREE_THREADED or runs_here(self)
-        self.check_closed()
-        if self.in_debug_mode():
-            self.check_thread()
-            self.check_call(callback, "call_at")
-        timer = fill_timer(self.new_timer(here), self, when, callback, args, context)
-        self.note_caller(timer)
-        if here:
-            self.timers.push(timer)
-        else:
-            self._push_from_elsewhere(timer)
-        return timer
-
-    cdef int _push_from_elsewhere(self, TimerHandle timer) except -1:
+    cdef int push_timer_from_elsewhere(self, TimerHandle timer) except -1:
+        """Push *timer* in a thread that does not run the loop: without a GIL."""
         cdef PyObject *cancelled = NULL
         if not try_to_claim(self):
             return self.put(fill(new_handle_for_threads(), self, self._push_timer, (timer,), None))
