@@ -21,7 +21,8 @@ from pathlib import Path
 from uringloop.bench.child import Child
 from uringloop.bench.placement import Placement
 from uringloop.bench.settings import HOST, Address, BenchError, MissingError
-from uringloop.bench.workloads.databases import POSTGRESQL_USER
+
+from .workloads.clients import POSTGRESQL_USER
 
 Backend = Callable[[Placement, Path], AbstractContextManager[Address | None]]
 

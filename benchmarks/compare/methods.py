@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from uringloop.bench import counters, loads, loops, process, program
+from uringloop.bench import counters, loops, process
 from uringloop.bench.child import Child, Refused, run_for_json
 from uringloop.bench.client import Measurement
 from uringloop.bench.loadgen import Histogram
@@ -29,7 +29,15 @@ from uringloop.bench.rows import BASELINE
 from uringloop.bench.runner import Runner
 from uringloop.bench.settings import Address, EchoLoad, MissingError, Settings
 
-from . import databases
+from . import databases, loads, program
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+# The programs that are started: a server, and a task.
+FOLDER = Path(__file__).parent
+SERVER = (sys.executable, str(FOLDER / "server.py"))
+TASK = (sys.executable, str(FOLDER / "task.py"))
 
 # By name: nanoseconds of CPU and of wall time per operation, bytes, percentiles of latency.
 Figures = dict[str, float]
@@ -46,6 +54,11 @@ TAIL_LOAD = 0.8
 
 # Processes answer in seconds; a process that takes longer than this hangs.
 ANSWER_SECONDS = 120.0
+
+
+def task_command(module: str, task: DataclassInstance) -> list[str]:
+    """Return the command that runs a task of a module."""
+    return [*TASK, module, json.dumps(asdict(task))]
 
 
 @dataclass(frozen=True)
@@ -72,14 +85,12 @@ class Bench:
             unix=unix,
             rate=rate,
             same_core=True,
-            warm_allocator=True,
         )
-        return Runner(settings, self.placement, self.programs, self.directory)
+        return Runner(settings, self.placement, self.programs, self.directory, server=SERVER)
 
-    def run_module(self, what: str, module: str, task: object) -> dict[str, Any]:
-        """Run a module of the benchmark with its task; raise Refused if it fails."""
-        command = [sys.executable, "-m", f"uringloop.bench.{module}", json.dumps(task)]
-        return self.run_command(what, command)
+    def run_task(self, what: str, module: str, task: DataclassInstance) -> dict[str, Any]:
+        """Run a task of a module in a process of its own; raise Refused if it fails."""
+        return self.run_command(what, task_command(module, task))
 
     def run_command(self, what: str, command: list[str]) -> dict[str, Any]:
         """Run a process that prints one line of JSON, on the core of the servers."""
@@ -188,7 +199,7 @@ class Load:
             with runner.serving(loop) as (server, address):
                 task = self.task(bench, clients, server, address)
                 try:
-                    answer = bench.run_module("the load", "loads", asdict(task))
+                    answer = bench.run_task("the load", "loads", task)
                 except Refused:
                     runner.refuse_dead(server)
                     raise
@@ -205,7 +216,8 @@ class Load:
         assert not isinstance(address, str)
         return loads.Task(
             load=self.load,
-            address=address,
+            host=address[0],
+            port=address[1],
             server_pid=server.process.pid,
             clients=clients,
             size=self.size,
@@ -286,7 +298,7 @@ class Program:
 
             def measure(loop: str) -> Figures:
                 task = program.Task(loop, self.name, bench.scale, address, cpus)
-                answer = bench.run_module("the program", "program", asdict(task))
+                answer = bench.run_task("the program", "program", task)
                 reading = program.Reading(**answer)
                 return {
                     "cpu": reading.cpu_ns / reading.operations,

@@ -12,18 +12,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from uringloop._cpython import gil
-from uringloop.bench import rows, threads
+from uringloop.bench import rows
 from uringloop.bench.child import Child, Refused
 from uringloop.bench.placement import choose
 from uringloop.bench.rows import OK, Cell, Quantity, median_of
 from uringloop.bench.settings import MissingError
 
-from .methods import ANSWER_SECONDS, Bench
+from . import workers
+from .methods import ANSWER_SECONDS, Bench, task_command
 
 ONE, THREADS, PROCESSES = "one", "threads", "processes"
 
@@ -50,7 +50,7 @@ Measure = Callable[[str], Rates]
 
 @dataclass(frozen=True)
 class Threads:
-    """A workload that is named in uringloop/bench/workloads, in every arrangement."""
+    """A workload that is named in `workloads`, in every arrangement."""
 
     name: str
 
@@ -65,9 +65,9 @@ class Threads:
         file = bench.directory / "cached"
         file.write_bytes(bytes(FILE_BYTES))
 
-        def task(loop: str, numbers: tuple[int, ...]) -> threads.Task:
+        def task(loop: str, numbers: tuple[int, ...]) -> workers.Task:
             cpus = tuple(cores[number] for number in numbers)
-            return threads.Task(loop, self.name, cpus, bench.duration, str(file))
+            return workers.Task(loop, self.name, cpus, bench.duration, str(file))
 
         def measure(loop: str) -> Rates:
             return {
@@ -78,20 +78,19 @@ class Threads:
         yield measure
 
 
-def run_together(tasks: list[threads.Task]) -> list[float]:
+def run_together(tasks: list[workers.Task]) -> list[float]:
     """Run processes that work at the same time; return the rates of all their workers."""
     with contextlib.ExitStack() as stack:
         children = []
         for task in tasks:
-            command = [sys.executable, "-m", "uringloop.bench.threads", json.dumps(asdict(task))]
             # Threads of a loop share its core, under the policy of all measured processes.
-            child = Child(command, task.cpus[0], True)
+            child = Child(task_command("workers", task), task.cpus[0], True)
             stack.callback(child.stop)
             children.append(child)
         for child in children:
             answer_of(child)
         for child in children:
-            os.kill(child.process.pid, threads.START)
+            os.kill(child.process.pid, workers.START)
         return [rate for child in children for rate in answer_of(child)["rates"]]
 
 

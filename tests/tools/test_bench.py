@@ -22,11 +22,11 @@ from uringloop._cpython import gil
 from uringloop.bench import cli, counters, environment, loops, placement, reference
 from uringloop.bench.child import Refused
 from uringloop.bench.client import Measurement, ServerWork, Task, explain_ring
+from uringloop.bench.echo import SERVERS
 from uringloop.bench.loadgen import FAILURE_KINDS, Histogram, LoadGenerator
 from uringloop.bench.rows import Row, cells_of, median_of, require_installed
 from uringloop.bench.runner import Runner
-from uringloop.bench.settings import MODES, BenchError, EchoLoad, Settings
-from uringloop.bench.workloads import WORKLOADS
+from uringloop.bench.settings import BenchError, EchoLoad, Settings
 
 LOOPS = ["asyncio", "uringloop"]
 
@@ -266,7 +266,7 @@ def test_the_rate_of_the_open_loop_is_honoured(tmp_path: Path, name: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", SERVERS)
 def test_every_mode_echoes_over_tcp(tmp_path: Path, name: str, mode: str) -> None:
     settings = Settings(mode=mode, duration=0.2)
     assert_checked(measure(tmp_path, name, EchoLoad(1000, 10), settings))
@@ -309,10 +309,6 @@ def test_the_reference_servers_echo(tmp_path: Path, name: str, unix: bool) -> No
         pytest.skip(str(exc))
     settings = Settings(duration=0.2, unix=unix)
     assert_checked(measure(tmp_path, name, EchoLoad(2**20, 3), settings))
-
-
-def test_every_mode_has_a_workload() -> None:
-    assert tuple(WORKLOADS) == MODES
 
 
 # ── rows, cells and rounds ───────────────────────────────────────────────────
@@ -460,24 +456,6 @@ def test_idle_processors_are_kept_awake_where_that_is_allowed(
     device.mkdir()
     with placement.awake() as note:
         assert note == f"may sleep ({device}: Is a directory)"
-
-
-def test_page_faults_stay_flat_once_the_allocator_is_warm() -> None:
-    # Allocate like a receive into 256 KiB: the block shrinks before it is freed, so freeing it does
-    # not raise the allocator's threshold.
-    program = (
-        "import resource, socket\n"
-        "from uringloop.bench import process\n"
-        "process.warm_allocator()\n"
-        "left, right = socket.socketpair()\n"
-        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "before = faults()\n"
-        "for _ in range(1000): left.send(b'x'), right.recv(256 * 1024)\n"
-        "print(faults() - before)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    # Without warm_allocator(), each receive causes at least one fault.
-    assert int(ended.stdout) < 500
 
 
 # ── the command line ─────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from . import environment, loops, placement, process, reference
+from .echo import SERVERS
 from .settings import (
     DEFAULT_CLIENTS,
     DEFAULT_DURATION,
@@ -27,7 +28,6 @@ from .settings import (
     DEFAULT_SIZES,
     FULL_CLIENTS,
     FULL_SIZES,
-    MODES,
     BenchError,
     Settings,
 )
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     add = parser.add_argument
-    add("--mode", choices=MODES, default="protocol", help="API of the server (protocol)")
+    add("--mode", choices=tuple(SERVERS), default="protocol", help="API of the server (protocol)")
     add("--sizes", type=_numbers, metavar="N,...", help="bytes per message (1000)")
     add("--clients", type=_numbers, metavar="N,...", help="simultaneous connections (1,50,300)")
     add("--full", action="store_true", help="the classic table: 18 sizes and numbers of clients")

@@ -1,4 +1,4 @@
-"""Set-up of every process of the benchmark: limits, allocator, an end with its parent."""
+"""Set-up of every process of the benchmark: limits, and an end with its parent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ _SPARE_DESCRIPTORS = 64
 
 # Enough for the most connections of a row; the limit that many containers have is lower.
 _DESCRIPTORS = 1 << 16
-
-# Larger than any loop's receive buffer, and smaller than the trim threshold that its free() sets.
-_LARGE_BLOCK = 4 * 2**20
 
 
 def raise_descriptor_limit() -> int:
@@ -34,18 +31,6 @@ def raise_descriptor_limit() -> int:
 def connections_max() -> int:
     """Return how many connections the limit of open files leaves room for."""
     return raise_descriptor_limit() - _SPARE_DESCRIPTORS
-
-
-def warm_allocator() -> None:
-    """Free one large block, as every program does that runs for a while.
-
-    glibc calls mmap() for each block of 128 KiB or more until the first such block is freed: from
-    then on blocks of its size, up to 32 MiB, come from the heap (mallopt(3), M_MMAP_THRESHOLD). A
-    receive into 256 KiB never causes that, because its block shrinks before it is freed. Loops with
-    such receives cost five times as much before as after. In a small server, chance decides which
-    of the two is measured, for example whether a module was compiled when it was imported.
-    """
-    bytearray(_LARGE_BLOCK)
 
 
 def end_with_parent() -> None:

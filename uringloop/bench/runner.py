@@ -10,7 +10,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -40,16 +40,27 @@ class EchoRow(Row[Measurement]):
     load: EchoLoad
 
 
+# The command of a server, which gets the options `--loop` and `--mode`, and `--path` or `--port`.
+SERVER = (sys.executable, "-m", "uringloop.bench.server")
+
+
 class Runner:
     """Measures the rows that *settings* define; *programs* are the built reference servers."""
 
     def __init__(
-        self, settings: Settings, placement: Placement, programs: dict[str, Path], directory: Path
+        self,
+        settings: Settings,
+        placement: Placement,
+        programs: dict[str, Path],
+        directory: Path,
+        *,
+        server: Sequence[str] = SERVER,
     ) -> None:
         self.settings = settings
         self.placement = placement
         self.programs = programs
         self.directory = directory
+        self.server = server
         self._sockets = 0
 
     def run(self, progress: Callable[[EchoRow, Cell[Measurement]], None]) -> list[EchoRow]:
@@ -106,9 +117,7 @@ class Runner:
             where = [self._path()] if self.settings.unix else [HOST, port]
             return [str(self.programs[name]), *where]
         where = ["--path", self._path()] if self.settings.unix else ["--port", port]
-        command = [sys.executable, "-m", "uringloop.bench.server"]
-        warm = ["--warm-allocator"] if self.settings.warm_allocator else []
-        return [*command, "--loop", name, "--mode", self.settings.mode, *where, *warm]
+        return [*self.server, "--loop", name, "--mode", self.settings.mode, *where]
 
     def _wait_until_ready(self, name: str, server: Child) -> Address:
         line = server.read_line(_START_TIMEOUT)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 # The path of a UNIX socket, or an IPv4 address and a port.
 Address = str | tuple[str, int]
 
-MODES = ("protocol", "buffered", "streams", "compiled-streams", "sockets")
 DEFAULT_LOOPS = ("asyncio", "uvloop", "uringloop")
 DEFAULT_SIZES = (1000,)
 DEFAULT_CLIENTS = (1, 50, 300)
@@ -74,8 +73,6 @@ class Settings:
     rate: float = 0.0
     same_core: bool = False
     reference: bool = False
-    # Whether servers free a large block first, see process.warm_allocator.
-    warm_allocator: bool = False
 
     @property
     def loads(self) -> list[EchoLoad]:

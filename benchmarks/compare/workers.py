@@ -1,9 +1,8 @@
-"""The measured process of the rows of threads: `python -m uringloop.bench.threads TASK`.
+"""The task of the rows of threads: one loop for each of its cores, all with the same work.
 
-TASK is JSON. The process runs one loop for each of the task's cores, each in a thread of its own,
-and all do the same work. It prints a line when every loop is up and warm, waits for SIGUSR1, works
-for the task's time, and prints a Reading. Processes that shall work at the same time get the signal
-at the same time.
+Each loop has a thread of its own. The process (`task`) prints a line when every loop is up and
+warm, waits for SIGUSR1, works for the task's time, and prints a Reading. Processes that shall work
+at the same time get the signal at the same time.
 
 Every worker counts whole batches of operations and leaves out the first and the last one. So all
 that is counted happens while every other worker works, too, although none of them starts or ends at
@@ -16,7 +15,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,11 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from uringloop._cpython import gil
+from uringloop.bench import loops
+from uringloop.bench.settings import GilError
 
-from . import loops, process, program
-from .settings import GilError
+from . import program
 from .workloads import PAIRS, PROGRAMS
-from .workloads.databases import Requests
+from .workloads.clients import Requests
 
 # Batches in the time of a measurement. More would make timers and connections few in each, fewer
 # would leave out more of the work.
@@ -116,6 +115,8 @@ def run(task: Task) -> Reading:
     That is how programs are written. The main thread then owns the objects that are created by
     imports, so no worker has an advantage over the other.
     """
+    # All threads inherit this; sigwait() takes the blocked signal.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [START])
     barrier = threading.Barrier(len(task.cpus), action=_report_and_wait)
     rates = [0.0] * len(task.cpus)
     errors: list[Exception] = []
@@ -150,18 +151,3 @@ def run(task: Task) -> Reading:
             "a module of the loop switched it on" if built else "this Python cannot run without it"
         )
     return Reading(tuple(rates))
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure; the exit status is 0 after a measurement and 1 after JSON with `error`."""
-    (encoded,) = sys.argv[1:] if argv is None else argv
-    task = Task(**json.loads(encoded))
-    process.end_with_parent()
-    process.warm_allocator()
-    # All threads inherit this; sigwait() takes the blocked signal.
-    signal.pthread_sigmask(signal.SIG_BLOCK, [START])
-    return program.print_reading(lambda: run(task))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,23 +1,22 @@
-"""The process of the simple loads: `python -m uringloop.bench.loads TASK`.
+"""The tasks of the simple loads, for protocols that the load generator does not speak.
 
-TASK is JSON, and so is the one line of output. These loads are for protocols that the load
-generator does not speak. They use blocking sockets: all send, then all receive, and every byte is
-checked. On the server's core a blocking load runs while the server waits. The server is judged by
-its CPU time, which does not include the load's.
+They use blocking sockets: all send, then all receive, and every byte is checked. On the server's
+core a blocking load runs while the server waits. The server is judged by its CPU time, which does
+not include the load's. A load runs in a process of its own, see `task`.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from . import counters, process
-from .loadgen import LoadGenerator
+from uringloop.bench import counters, process
+from uringloop.bench.loadgen import LoadGenerator
+from uringloop.bench.settings import BenchError
+
 from .workloads.transfer import NUMBER_BYTES, PATTERN, PATTERN_BYTES
 
 # Seconds without an answer after which the server has failed.
@@ -42,13 +41,19 @@ class Task:
     """The task of a load; *duration* is in seconds, *total* in bytes."""
 
     load: str
-    address: tuple[str, int]
+    host: str
+    port: int
     server_pid: int
     clients: int
     size: int
     warm_up: float
     duration: float
     total: int
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The server's address."""
+        return self.host, self.port
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,6 @@ class Reading:
     elapsed_ns: int
     server_cpu_ns: int
     rss_growth_bytes: int = 0
-
-
-class LoadError(Exception):
-    """The server has failed or sent other data than expected; the message says how."""
 
 
 def _message(size: int, number: int) -> bytes:
@@ -86,7 +87,7 @@ def _exchange(sockets: list[socket.socket], messages: list[bytes]) -> int:
         sock.sendall(message)
     for number, (sock, message) in enumerate(zip(sockets, messages, strict=True)):
         if _receive(sock, len(message)) != message:
-            raise LoadError(f"the echo differs from what was sent (connection {number})")
+            raise BenchError(f"the echo differs from what was sent (connection {number})")
     return len(sockets)
 
 
@@ -183,7 +184,7 @@ def _upload(address: tuple[str, int], total: int) -> float:
         sock.shutdown(socket.SHUT_WR)
         received = int.from_bytes(_receive(sock, NUMBER_BYTES), "big")
     if received != total:
-        raise LoadError(f"{received} of {total} bytes came")
+        raise BenchError(f"{received} of {total} bytes came")
     return total / 2**20
 
 
@@ -198,10 +199,10 @@ def _download(address: tuple[str, int], total: int) -> float:
             phase = received % PATTERN_BYTES
             # As bytes objects: memoryviews are compared item by item.
             if bytes(buffer[:count]) != bytes(expected[phase : phase + count]):
-                raise LoadError(f"the data differs from what was expected (after {received} bytes)")
+                raise BenchError(f"other data than expected (after {received} bytes)")
             received += count
     if received != total:
-        raise LoadError(f"{received} of {total} bytes came")
+        raise BenchError(f"{received} of {total} bytes came")
     return total / 2**20
 
 
@@ -231,7 +232,7 @@ def idle(task: Task) -> Reading:
         generator = LoadGenerator(task.address, count, task.size)
         generator.connect()
         if (failure := generator.first_failure()) is not None:
-            raise LoadError(failure)
+            raise BenchError(failure)
         return generator
 
     connections(_WARM_CONNECTIONS).close()
@@ -255,26 +256,7 @@ LOADS: dict[str, Callable[[Task], Reading]] = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure; the exit status is 0 after a measurement and 1 after JSON with `error`."""
-    (encoded,) = sys.argv[1:] if argv is None else argv
-    fields = json.loads(encoded)
-    # JSON has no tuples.
-    task = Task(**fields | {"address": tuple(fields["address"])})
-    process.end_with_parent()
+def run(task: Task) -> Reading:
+    """Run the load."""
     process.raise_descriptor_limit()
-    try:
-        reading = LOADS[task.load](task)
-    except LoadError as exc:
-        print(json.dumps({"error": str(exc), "kind": "failed"}))
-        return 1
-    except OSError as exc:
-        reason = exc.strerror or str(exc)
-        print(json.dumps({"error": f"{reason} (load {task.load})", "kind": "failed"}))
-        return 1
-    print(json.dumps(asdict(reading)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return LOADS[task.load](task)

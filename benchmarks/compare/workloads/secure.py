@@ -10,8 +10,8 @@ import ssl
 import subprocess
 import tempfile
 
-from ..settings import MissingError
-from .echo import BACKLOG, EchoProtocol
+from uringloop.bench.echo import BACKLOG, EchoProtocol
+from uringloop.bench.settings import MissingError
 
 
 def _certificate() -> str:

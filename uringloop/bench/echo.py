@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Awaitable, Callable
+
+# Starts a server: returns as soon as it accepts connections; it serves as long as its loop runs.
+Serve = Callable[[socket.socket], Awaitable[None]]
 
 # More than any burst of connections that the load generator opens at once.
 BACKLOG = 4096
@@ -131,3 +135,13 @@ async def serve_sockets(listener: socket.socket) -> None:
     await asyncio.sleep(0)
     if task.done():
         task.result()
+
+
+# The modes of the benchmark.
+SERVERS: dict[str, Serve] = {
+    "protocol": serve_protocol,
+    "buffered": serve_buffered,
+    "streams": serve_streams,
+    "compiled-streams": serve_compiled_streams,
+    "sockets": serve_sockets,
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from .echo import BACKLOG
+from uringloop.bench.echo import BACKLOG
 
 # Size of that integer.
 NUMBER_BYTES = 8

@@ -16,9 +16,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..settings import HOST
-from . import echo
-from .databases import Requests
+from uringloop.bench import echo
+from uringloop.bench.settings import HOST
+
+from .clients import Requests
 
 # Connections of an echo: enough that each turn handles several, as in a server.
 CONNECTIONS = 16

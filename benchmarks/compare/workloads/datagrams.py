@@ -18,7 +18,10 @@ class DatagramEcho(asyncio.DatagramProtocol):
         self.transport.sendto(data, addr)
 
 
-async def serve_datagrams(endpoint: socket.socket) -> None:
-    """Serve with create_datagram_endpoint on a bound socket."""
+async def serve_datagrams(listener: socket.socket) -> None:
+    """Serve with create_datagram_endpoint, on the address of a listening socket."""
     loop = asyncio.get_running_loop()
+    endpoint = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    endpoint.setblocking(False)
+    endpoint.bind(listener.getsockname())
     await loop.create_datagram_endpoint(DatagramEcho, sock=endpoint)

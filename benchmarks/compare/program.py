@@ -1,27 +1,21 @@
-"""The measured process of programs and clients: `python -m uringloop.bench.program TASK`.
+"""The task that measures a program or a client: operations, nanoseconds of CPU and of wall time.
 
-TASK is JSON, and so is the one line of output: operations, nanoseconds of CPU and of wall time.
-Before that a tenth of the operations runs as the warm-up.
+A tenth of the operations runs first, as the warm-up. Runs in a process of its own, see `task`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from . import counters, loops, process
-from .settings import Address, explain
+from uringloop.bench import counters, loops
+from uringloop.bench.settings import Address
+
 from .workloads import CLIENTS, PROGRAMS
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 # Share of the operations for a first estimate and for the warm-up, which fills caches and prepares
 # the allocator and specialised bytecode.
@@ -119,33 +113,9 @@ def measure_creation(task: Task) -> Reading:
 
 def run(task: Task) -> Reading:
     """Create the loop and measure on it; asyncio's debug mode is off."""
+    if task.cpus:
+        os.sched_setaffinity(0, task.cpus)
     if task.name == "create":
         return measure_creation(task)
     with asyncio.Runner(debug=False, loop_factory=loops.load(task.loop)) as runner:
         return runner.run(measure(task))
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Measure; the exit status is 0 after a measurement and 1 after JSON with `error`."""
-    (encoded,) = sys.argv[1:] if argv is None else argv
-    task = Task(**json.loads(encoded))
-    process.end_with_parent()
-    process.warm_allocator()
-    if task.cpus:
-        os.sched_setaffinity(0, task.cpus)
-    return print_reading(lambda: run(task))
-
-
-def print_reading(measure: Callable[[], DataclassInstance]) -> int:
-    """Print what *measure* returns, or why it fails, as JSON; return the exit status."""
-    try:
-        reading = measure()
-    except Exception as exc:
-        print(json.dumps(explain(exc)))
-        return 1
-    print(json.dumps(asdict(reading)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

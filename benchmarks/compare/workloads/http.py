@@ -10,7 +10,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .echo import BACKLOG
+from uringloop.bench.echo import BACKLOG
 
 BODY = b"Hello, world!"
 
