@@ -154,9 +154,6 @@ $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	@echo "Compiling uringloop and installing it into $(VENV), with the packages for its benchmark and tests: one or two minutes"
 	$(VENV)/bin/python $(REMOVE_FORMER)
 	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
-	@# `bench --reference` looks for its C servers beside the package.
-	@ln -sfn "$(CURDIR)/benchmarks" \
-	  "$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/benchmarks"
 	@touch $@
 
 DOCUMENTED = tests/project/test_docs.py

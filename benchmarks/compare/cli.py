@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from uringloop.bench import environment, loops, placement, process, reference, rows, terminal
+from uringloop.bench import environment, loops, placement, process, rows, terminal
 from uringloop.bench.cli import Parser, check_file, check_picture, guarded, names, refuse
 from uringloop.bench.rows import OK, SUBJECT, Cell, Round, cells_of, refusal_of, require_installed
 from uringloop.bench.settings import DEFAULT_LOOPS, BenchError
 
-from . import report, threads
+from . import reference, report, threads
 from .methods import Bench
 from .report import Table
 from .rows import Row, named
@@ -54,7 +54,8 @@ def refusing(measure: Callable[[str], Round]) -> Callable[[str], Round]:
     """Return a function that measures a loop; an exception becomes Refused."""
 
     def measured(loop: str) -> Round:
-        require_installed(loop)
+        if loop not in reference.REFERENCES:
+            require_installed(loop)
         try:
             return measure(loop)
         except Exception as exc:
@@ -165,7 +166,8 @@ def measured(arguments: argparse.Namespace, every: list[Row | ThreadRow]) -> Tab
             replace(row, cells=cells_of(chosen)) for row in every if isinstance(row, ThreadRow)
         ]
         columns = list(dict.fromkeys([*chosen, *(name for row in listed for name in row.cells)]))
-        facts = environment.describe(columns, where.note, idle)
+        named_loops = [name for name in columns if name not in programs]
+        facts = environment.describe(named_loops, where.note, idle)
         facts = {"python_version": ".".join(platform.python_version_tuple()[:2])} | facts
         settings = {"rounds": rounds, "seconds": duration, "quick": quick}
         table = Table([facts], [settings], columns, listed, threaded)

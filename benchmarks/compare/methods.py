@@ -86,7 +86,13 @@ class Bench:
             rate=rate,
             same_core=True,
         )
-        return Runner(settings, self.placement, self.programs, self.directory, server=SERVER)
+        return Runner(settings, self.placement, self.directory, self.command_of)
+
+    def command_of(self, name: str, mode: str) -> list[str]:
+        """Return the command of a server: of one in C, by its column, or of a loop."""
+        if name in self.programs:
+            return [str(self.programs[name])]
+        return [*SERVER, "--loop", name, "--mode", mode]
 
     def run_task(self, what: str, module: str, task: DataclassInstance) -> dict[str, Any]:
         """Run a task of a module in a process of its own; raise Refused if it fails."""

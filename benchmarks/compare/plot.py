@@ -17,6 +17,7 @@ from typing import Any
 from uringloop.bench import charts
 from uringloop.bench.rows import BASELINE
 
+from .reference import REFERENCES
 from .report import CURVE, IDLE, Table
 from .rows import Row, loop_of, python_of
 from .threads import ONE, PROCESSES, THREADS, ThreadRow
@@ -28,6 +29,9 @@ CELL_WIDTH, CELL_HEIGHT, NAMES_WIDTH, CURVE_WIDTH, FRAME_HEIGHT = 1.15, 0.28, 3,
 LIMIT = 2.0
 
 MISSING_COLOUR = "#dddddd"
+
+# The look of the servers in C, in place of a colour.
+REFERENCE = {"color": "#888888", "linestyle": "--"}
 
 # One marker for each Python in a merged report.
 MARKERS = "os^Dv"
@@ -160,7 +164,8 @@ def draw_curve(table: Table, rows: list[Row], curve: Curve, axes: Any) -> None:
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     columns = [each for each in table.columns if any(row.quantity(each) for row in rows)]
-    names = list(dict.fromkeys(map(loop_of, columns)))
+    # Last, so that the colours go to the loops.
+    names = sorted(dict.fromkeys(map(loop_of, columns)), key=lambda name: name in REFERENCES)
     pythons = list(dict.fromkeys(map(python_of, columns)))
     for column in columns:
         points = [
@@ -169,6 +174,8 @@ def draw_curve(table: Table, rows: list[Row], curve: Curve, axes: Any) -> None:
             if (quantity := row.quantity(column)) is not None
         ]
         look = charts.style_of(loop_of(column), names)
+        if loop_of(column) in REFERENCES:
+            look |= REFERENCE
         marker = MARKERS[pythons.index(python_of(column)) % len(MARKERS)]
         look |= {"marker": marker, "markersize": 4, "label": column}
         axes.plot(*zip(*points, strict=True), **look)

@@ -12,13 +12,14 @@ import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from uringloop.bench import loops, rows
+from uringloop.bench import rows
 from uringloop.bench.rows import BASELINE, OK, SUBJECT, Quantity, median_of
 from uringloop.bench.settings import BenchError
 
 from . import threads
 from .databases import postgresql, redis
 from .methods import Echo, Http, Load, Method, Program, Tail, importing
+from .reference import REFERENCES
 from .threads import ThreadRow
 
 # Connections of an idle-rss row, for which there is a goal.
@@ -81,7 +82,7 @@ class Row(rows.Row[float]):
     def share_of_c(self, column: str) -> float | None:
         """Return the median of the cheaper C server, divided by the column's, under one Python."""
         own = self.quantity(column)
-        servers = [name + python_of(column) for name in loops.REFERENCES]
+        servers = [name + python_of(column) for name in REFERENCES]
         costs = [found.value for name in servers if (found := self.quantity(name))]
         return min(costs) / own.value if costs and own and own.value > 0 else None
 

@@ -22,13 +22,10 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* By this exit status the runner recognises that the port is in use. */
-#define EXIT_ADDRESS_IN_USE 98
-
 _Noreturn static void die(const char *what, int error)
 {
     fprintf(stderr, "%s: %s\n", what, strerror(error));
-    exit(error == EADDRINUSE ? EXIT_ADDRESS_IN_USE : EXIT_FAILURE);
+    exit(EXIT_FAILURE);
 }
 
 static void raise_descriptor_limit(void)
@@ -54,52 +51,51 @@ static int listen_unix(const char *path)
     return fd;
 }
 
-static int listen_tcp(const char *host, const char *port)
+static int listen_tcp(const char *port)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
+    struct sockaddr_in address = {
+        .sin_family = AF_INET,
+        .sin_port = htons((uint16_t)atoi(port)),
+        .sin_addr = {htonl(INADDR_LOOPBACK)},
+    };
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
 
-    if (fd < 0 || inet_pton(AF_INET, host, &address.sin_addr) != 1)
-        die(host, EINVAL);
+    if (fd < 0)
+        die("socket", errno);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
     if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0)
-        die(host, errno);
+        die(port, errno);
     return fd;
 }
 
-static int port_of(int fd)
-{
-    struct sockaddr_in address;
-    socklen_t length = sizeof(address);
-
-    if (getsockname(fd, (struct sockaddr *)&address, &length) < 0)
-        die("getsockname", errno);
-    return ntohs(address.sin_port);
-}
-
-/* The arguments are HOST PORT or PATH. */
+/* The arguments are those of the asyncio servers: --port PORT or --path PATH. */
 static int listen_on_arguments(int argc, char **argv)
 {
     int fd;
 
-    if (argc != 2 && argc != 3) {
-        fprintf(stderr, "usage: %s HOST PORT | PATH\n", argv[0]);
+    if (argc != 3 || (strcmp(argv[1], "--port") != 0 && strcmp(argv[1], "--path") != 0)) {
+        fprintf(stderr, "usage: %s --port PORT | --path PATH\n", argv[0]);
         exit(2);
     }
     /* The kernel kills the server when the benchmark dies. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     signal(SIGPIPE, SIG_IGN);
     raise_descriptor_limit();
-    fd = argc == 2 ? listen_unix(argv[1]) : listen_tcp(argv[1], argv[2]);
+    fd = strcmp(argv[1], "--path") == 0 ? listen_unix(argv[2]) : listen_tcp(argv[2]);
     if (listen(fd, 4096) < 0)
         die("listen", errno);
     return fd;
 }
 
-/* Prints a line when the server listens: the port, or 0 for a UNIX socket. */
-static void announce(int argc, int fd)
+/* Prints a line when the server listens, as the asyncio servers do: the port, 0 for a UNIX socket. */
+static void announce(int fd)
 {
-    printf("%d\n", argc == 3 ? port_of(fd) : 0);
+    struct sockaddr_in address = {0};
+    socklen_t length = sizeof(address);
+
+    if (getsockname(fd, (struct sockaddr *)&address, &length) < 0)
+        die("getsockname", errno);
+    printf("{\"port\": %d}\n", address.sin_family == AF_INET ? ntohs(address.sin_port) : 0);
     fflush(stdout);
 }
 

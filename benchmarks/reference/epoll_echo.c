@@ -118,7 +118,7 @@ int main(int argc, char **argv)
     if (epoll < 0 || flags < 0 || fcntl(listening.fd, F_SETFL, flags | O_NONBLOCK) < 0)
         die("setup", errno);
     watch(epoll, &listening, EPOLLIN, EPOLL_CTL_ADD);
-    announce(argc, listening.fd);
+    announce(listening.fd);
     for (;;) {
         int count = epoll_wait(epoll, events, EVENTS_MAX, -1);
 

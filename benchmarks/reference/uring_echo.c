@@ -259,7 +259,7 @@ int main(int argc, char **argv)
     listening.fd = listen_on_arguments(argc, argv);
     set_up_ring();
     submit_accept(&listening);
-    announce(argc, listening.fd);
+    announce(listening.fd);
     for (;;) {
         struct io_uring_cqe *cqe;
         unsigned int head, count = 0;

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from uringloop._cpython import gil
-from uringloop.bench import cli, counters, environment, loops, placement, reference
+from uringloop.bench import cli, counters, environment, placement
 from uringloop.bench.child import Refused
 from uringloop.bench.client import Measurement, ServerWork, Task, explain_ring
 from uringloop.bench.echo import SERVERS
@@ -38,8 +38,7 @@ QUICK = ["--duration", "0.05", "--clients", "3", "--sizes", "100"]
 
 def measure(tmp_path: Path, name: str, load: EchoLoad, settings: Settings) -> Measurement:
     """Take one round of one loop."""
-    programs = {name: tmp_path / loops.REFERENCES[name]} if name in loops.REFERENCES else {}
-    return Runner(settings, placement.choose(False), programs, tmp_path).measure(name, load)
+    return Runner(settings, placement.choose(False), tmp_path).measure(name, load)
 
 
 def until(condition: Callable[[], bool], timeout: float = 10.0) -> bool:
@@ -299,18 +298,6 @@ def test_every_size_of_message_is_checked(size: int) -> None:
         generator.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(loops.REFERENCES))
-@pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
-def test_the_reference_servers_echo(tmp_path: Path, name: str, unix: bool) -> None:
-    try:
-        reference.build(tmp_path)
-    except BenchError as exc:
-        pytest.skip(str(exc))
-    settings = Settings(duration=0.2, unix=unix)
-    assert_checked(measure(tmp_path, name, EchoLoad(2**20, 3), settings))
-
-
 # ── rows, cells and rounds ───────────────────────────────────────────────────
 
 
@@ -567,7 +554,7 @@ def test_a_run_is_reported_as_table_markdown_and_json(tmp_path: Path) -> None:
         line for line in ended.stdout.splitlines() if MISSING in line[:40]
     )
     document = json.loads(files[0].read_text())
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert set(document["environment"]) >= {"kernel", "cpu", "cores", "mitigations", "python"}
     rows = {row["loop"]: row for row in document["rows"]}
     assert rows[MISSING]["status"] == "not installed"

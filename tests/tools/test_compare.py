@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import http.client
 import importlib
 import importlib.util
@@ -20,6 +21,7 @@ from uringloop._cpython import gil
 from uringloop.bench import loops
 from uringloop.bench.placement import choose
 from uringloop.bench.rows import Cell
+from uringloop.bench.settings import BenchError, EchoLoad
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -29,6 +31,7 @@ compare = importlib.import_module("compare.cli")
 methods = importlib.import_module("compare.methods")
 rows = importlib.import_module("compare.rows")
 thread_rows = importlib.import_module("compare.threads")
+reference = importlib.import_module("compare.reference")
 report = importlib.import_module("compare.report")
 workers = importlib.import_module("compare.workers")
 workloads = importlib.import_module("compare.workloads")
@@ -253,6 +256,24 @@ def test_a_failed_load_raises_instead_of_giving_a_figure(output: str, words: str
     assert methods.requests_of("  1234 requests in 1.00s, 5.00MB read") == 1234
     with pytest.raises(methods.Refused, match=words):
         methods.requests_of(output)
+
+
+# ── the servers in C ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", reference.REFERENCES)
+@pytest.mark.parametrize("unix", [False, True], ids=["tcp", "unix"])
+def test_the_servers_in_c_echo(tmp_path: Path, name: str, unix: bool) -> None:
+    try:
+        programs = reference.build(tmp_path)
+    except BenchError as exc:
+        pytest.skip(str(exc))
+    bench = methods.Bench(choose(False), tmp_path, 0.2, programs=programs)
+    taken = bench.runner("protocol", unix=unix).measure(name, EchoLoad(2**20, 3))
+    assert taken.failure is None
+    assert taken.answers > 0
+    assert taken.server_cpu_ns > 0
 
 
 # ── threads ──────────────────────────────────────────────────────────────────────────────────
@@ -558,8 +579,10 @@ def test_rows_of_threads_are_drawn(tmp_path: Path) -> None:
 def test_a_report_is_drawn(tmp_path: Path, suffix: str) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("needs matplotlib: pip install '.[compare]'")
-    single = table("3.13", uvloop=[10.0], uringloop=[5.0])
+    single = table("3.13", uvloop=[10.0], uringloop=[5.0], **{"C epoll": [4.0]})
     single.rows[1].cells["uringloop"].give_up("not supported", "")
+    # A curve has more than one point.
+    single.rows.append(dataclasses.replace(single.rows[0], name="curve/128x50"))
     source, picture = tmp_path / "report.json", tmp_path / f"report{suffix}"
     source.write_text(report.to_json(single))
     # In a process of its own, because matplotlib raises warnings.

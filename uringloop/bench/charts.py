@@ -19,7 +19,6 @@ from typing import Any
 
 from . import report
 from .loadgen import Histogram
-from .loops import REFERENCES
 from .rows import BASELINE, SUBJECT, Quantity
 from .settings import Settings
 from .summary import Result, Summary
@@ -32,7 +31,6 @@ _COLOURS = (
     *("#882255", "#999933"),
 )
 _MARKERS = "osD^vPX"
-_REFERENCE_COLOUR = "#888888"
 
 # Inches of a panel, and dots per inch of a PNG.
 _WIDTH, _HEIGHT, DENSITY = 4.2, 3.2, 130
@@ -163,14 +161,10 @@ def _clients(count: int) -> str:
 
 def style_of(name: str, names: list[str]) -> dict[str, Any]:
     """Return the look of a loop's line: the same in all panels."""
-    loops = [each for each in names if each not in REFERENCES]
-    if name in REFERENCES:
-        look = {"color": _REFERENCE_COLOUR, "linestyle": "--"}
-    else:
-        # uringloop has the first colour, wherever it is listed.
-        order = sorted(loops, key=lambda each: (each != SUBJECT, each != BASELINE))
-        look = {"color": _COLOURS[order.index(name) % len(_COLOURS)], "linestyle": "-"}
-    return look | {
+    # uringloop has the first colour, wherever it is listed.
+    order = sorted(names, key=lambda each: (each != SUBJECT, each != BASELINE))
+    return {
+        "color": _COLOURS[order.index(name) % len(_COLOURS)],
         "marker": _MARKERS[names.index(name) % len(_MARKERS)],
         "linewidth": 2.4 if name == SUBJECT else 1.4,
         "markersize": 5,

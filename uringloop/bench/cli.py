@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from . import environment, loops, placement, process, reference
+from . import environment, loops, placement, process
 from .echo import SERVERS
 from .settings import (
     DEFAULT_CLIENTS,
@@ -112,7 +112,6 @@ def _parser() -> argparse.ArgumentParser:
         help="open loop: R requests/s in all, latency from the scheduled time",
     )
     add("--same-core", action="store_true", help="server and load generator on one core")
-    add("--reference", action="store_true", help="add echo servers in C, as the limit")
     add("--json", type=Path, metavar="FILE", help="write the report as JSON")
     add("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
     add("--report", type=Path, metavar="FILE", help="write the report as HTML, with charts")
@@ -144,7 +143,6 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         port=arguments.port,
         rate=arguments.rate,
         same_core=arguments.same_core,
-        reference=arguments.reference,
     )
     for size in settings.sizes:
         refuse(not 1 <= size <= _SIZE_MAX, f"--sizes: {size} is not between 1 and {_SIZE_MAX}")
@@ -226,14 +224,13 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
         placement.awake() as idle,
     ):
         directory = Path(name)
-        programs = reference.build(directory) if settings.reference else {}
-        names = [*settings.loops, *programs]
+        names = list(settings.loops)
         facts = environment.describe(names, where.note, idle)
         steps = len(names) * len(settings.loads) * settings.rounds
         head = [report.title(names), report.sentence(report.conditions(settings))]
         print("\n".join([*head, _plan(settings, steps), ""]), flush=True)
         with terminal.progress(steps) as step:
-            measured = runner.Runner(settings, where, programs, directory)
+            measured = runner.Runner(settings, where, directory)
             rows = measured.run(lambda row, cell: step(terminal.describe(row, cell)))
     results = summary.compare(rows)
     notes = summary.notes(results, settings.rate)

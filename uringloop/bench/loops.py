@@ -37,9 +37,6 @@ KNOWN = {
 # function that wraps that loop's factory.
 LAYERS = {"aiofastnet": "loop_factory"}
 
-# The C servers of benchmarks/reference, which `--reference` adds to the table.
-REFERENCES = {"C epoll": "epoll_echo", "C io_uring": "uring_echo"}
-
 
 def software_loop() -> asyncio.AbstractEventLoop:
     """Return a loop on the software ring, whatever the kernel supports."""
@@ -103,8 +100,6 @@ def version(name: str) -> str:
     """Return the version of a loop, or why there is none."""
     if name == "asyncio":
         return platform.python_version()
-    if name in REFERENCES:
-        return "reference"
     if not installed(name):
         return "not installed"
     layer, _, base = name.rpartition("+")

@@ -58,11 +58,10 @@ def page(
 def _key(name: str, names: list[str]) -> str:
     """Return the line and the marker of a loop, and its name."""
     look = charts.style_of(name, names)
-    dashes = ' stroke-dasharray="5 3"' if look["linestyle"] == "--" else ""
     colour = look["color"]
     return (
         f'<li><svg viewBox="-18 -8 36 16" width="36" height="16" aria-hidden="true">'
-        f'<path d="M-18 0H18" stroke="{colour}" stroke-width="{look["linewidth"]}"{dashes}/>'
+        f'<path d="M-18 0H18" stroke="{colour}" stroke-width="{look["linewidth"]}"/>'
         f'<path d="{_MARKS[look["marker"]]}" fill="{colour}"/></svg>{html.escape(name)}</li>'
     )
 

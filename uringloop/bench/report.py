@@ -11,7 +11,7 @@ from .settings import Settings
 from .summary import PERCENTILES, Result, verdict
 
 # Incremented when a field of the JSON changes its meaning or is removed.
-JSON_SCHEMA = 1
+JSON_SCHEMA = 2
 
 # The headings of the columns, in the order of `cells_of`.
 HEADINGS = (

@@ -122,8 +122,8 @@ def cells_of(names: Iterable[str]) -> dict[str, Cell[Round]]:
 
 
 def require_installed(loop: str) -> None:
-    """Refuse a loop whose module is missing; the C servers need none."""
-    if loop not in loops.REFERENCES and not loops.installed(loop):
+    """Refuse a loop whose module is missing."""
+    if not loops.installed(loop):
         raise Refused("not installed", "")
 
 

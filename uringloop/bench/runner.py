@@ -10,7 +10,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -29,9 +29,6 @@ _START_TIMEOUT = 30.0
 CIRCUITS_MIN = 3
 REQUEST_SECONDS = 20e-6
 
-# Exit status of the reference servers (echo.h) if the address is in use.
-_EXIT_ADDRESS_IN_USE = 98
-
 
 @dataclass
 class EchoRow(Row[Measurement]):
@@ -40,33 +37,31 @@ class EchoRow(Row[Measurement]):
     load: EchoLoad
 
 
-# The command of a server, which gets the options `--loop` and `--mode`, and `--path` or `--port`.
-SERVER = (sys.executable, "-m", "uringloop.bench.server")
+def command_of(loop: str, mode: str) -> list[str]:
+    """Return the command of a server, without the option of its address: `--path` or `--port`."""
+    return [sys.executable, "-m", "uringloop.bench.server", "--loop", loop, "--mode", mode]
 
 
 class Runner:
-    """Measures the rows that *settings* define; *programs* are the built reference servers."""
+    """Measures the rows that *settings* define, on servers that are started by a *command*."""
 
     def __init__(
         self,
         settings: Settings,
         placement: Placement,
-        programs: dict[str, Path],
         directory: Path,
-        *,
-        server: Sequence[str] = SERVER,
+        command: Callable[[str, str], list[str]] = command_of,
     ) -> None:
         self.settings = settings
         self.placement = placement
-        self.programs = programs
         self.directory = directory
-        self.server = server
+        self.command = command
         self._sockets = 0
 
     def run(self, progress: Callable[[EchoRow, Cell[Measurement]], None]) -> list[EchoRow]:
         """Measure every row; call *progress* after each round of a cell."""
-        names = [*self.settings.loops, *self.programs]
-        made = [EchoRow(str(load), load, cells=cells_of(names)) for load in self.settings.loads]
+        loops, loads = self.settings.loops, self.settings.loads
+        made = [EchoRow(str(load), load, cells=cells_of(loops)) for load in loads]
         for row in made:
             self._measure_row(row, progress)
         return made
@@ -103,7 +98,7 @@ class Runner:
         """Run a new server during the block; yield it and its address when it is ready."""
         server = Child(self._server_command(name), self.placement.server_cpu, self.placement.shared)
         try:
-            yield server, self._wait_until_ready(name, server)
+            yield server, self._wait_until_ready(server)
         finally:
             server.stop()
             # The server may not have created the socket, and not every server removes it.
@@ -111,26 +106,21 @@ class Runner:
 
     def _server_command(self, name: str) -> list[str]:
         """Return the command that starts a server; a UNIX socket gets a new path every time."""
-        port = str(self.settings.port)
+        settings = self.settings
         self._sockets += 1
-        if name in self.programs:
-            where = [self._path()] if self.settings.unix else [HOST, port]
-            return [str(self.programs[name]), *where]
-        where = ["--path", self._path()] if self.settings.unix else ["--port", port]
-        return [*self.server, "--loop", name, "--mode", self.settings.mode, *where]
+        where = ["--path", self._path()] if settings.unix else ["--port", str(settings.port)]
+        return [*self.command(name, settings.mode), *where]
 
-    def _wait_until_ready(self, name: str, server: Child) -> Address:
+    def _wait_until_ready(self, server: Child) -> Address:
         line = server.read_line(_START_TIMEOUT)
         if not line:
             self._refuse_early_exit(server)
-        if name in self.programs:
-            return self._path() if self.settings.unix else (HOST, int(line))
         ready = json.loads(line)
         if ready.get("kind") == "address in use":
             raise BenchError(f"port {self.settings.port} is in use")
         if "error" in ready:
             raise Refused(ready["kind"], ready["error"])
-        return ready["path"] if "path" in ready else (ready["host"], ready["port"])
+        return self._path() if self.settings.unix else (HOST, ready["port"])
 
     def _path(self) -> str:
         """Return the path of the current server's UNIX socket."""
@@ -138,11 +128,9 @@ class Runner:
 
     def _refuse_early_exit(self, server: Child) -> NoReturn:
         try:
-            status = server.process.wait(STOP_TIMEOUT)
+            server.process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             raise Refused("failed", "the server did not become ready") from None
-        if status == _EXIT_ADDRESS_IN_USE:
-            raise BenchError(f"port {self.settings.port} is in use")
         raise Refused("failed", f"the server did not start: {server.last_error()}")
 
     def refuse_dead(self, server: Child) -> None:

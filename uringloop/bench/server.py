@@ -52,12 +52,9 @@ async def serve(start: Serve, listener: socket.socket) -> None:
     with contextlib.suppress(NotImplementedError):
         loop.add_signal_handler(signal.SIGTERM, stopped.set_result, None)
     # Read before the socket is handed over: some loops detach the descriptor from the object.
-    name, family = listener.getsockname(), listener.family
+    port = listener.getsockname()[1] if listener.family == socket.AF_INET else 0
     await start(listener)
-    if family == socket.AF_UNIX:
-        _say(pid=os.getpid(), path=name)
-    else:
-        _say(pid=os.getpid(), host=name[0], port=name[1])
+    _say(pid=os.getpid(), port=port)
     await stopped
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:

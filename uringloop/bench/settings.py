@@ -72,7 +72,6 @@ class Settings:
     port: int = 0
     rate: float = 0.0
     same_core: bool = False
-    reference: bool = False
 
     @property
     def loads(self) -> list[EchoLoad]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from .client import Measurement
 from .loadgen import Histogram
-from .loops import REFERENCES
 from .rows import BASELINE, SPREAD_NOTE, SUBJECT, Cell, Quantity, median_of
 from .runner import EchoRow
 
@@ -107,8 +106,7 @@ def verdict(results: list[Result], rate: float) -> str:
     """
     measured = {(one.cell.loop, one.row.name): one.summary for one in results if one.summary}
     rows = list(dict.fromkeys(one.row.name for one in results))
-    # The servers in C are not loops.
-    others = {one.cell.loop for one in results} - {SUBJECT, *REFERENCES}
+    others = {one.cell.loop for one in results} - {SUBJECT}
     parts: list[str] = []
     open_questions: list[str] = []
     for name in sorted(others, key=lambda name: (name != BASELINE, name)):

@@ -1,4 +1,4 @@
-"""The C echo servers of benchmarks/reference: built from the source tree for each run."""
+"""The C echo servers of benchmarks/reference: built for each run, each a column of the table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from .loops import REFERENCES
-from .settings import BenchError
+from uringloop.bench.settings import BenchError
 
-_SOURCES = Path(__file__).resolve().parents[2] / "benchmarks" / "reference"
+# The file of each server, by the name of its column.
+REFERENCES = {"C epoll": "epoll_echo", "C io_uring": "uring_echo"}
+
+_SOURCES = Path(__file__).parents[1] / "reference"
 
 
 def _liburing_flags() -> list[str]:
@@ -26,14 +28,10 @@ def _liburing_flags() -> list[str]:
 
 
 def build(directory: Path) -> dict[str, Path]:
-    """Compile the servers into *directory* and return the programs by their name in the table."""
-    if not _SOURCES.is_dir():
-        raise BenchError(
-            "--reference needs the source tree: an installed package has no benchmarks/reference"
-        )
+    """Compile the servers into *directory* and return the programs by the name of their column."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if not compiler or shutil.which(compiler[0]) is None:
-        raise BenchError("--reference needs a C compiler: neither $CC nor cc can be run")
+        raise BenchError("neither $CC nor cc can be run")
     programs = {}
     for name, stem in REFERENCES.items():
         program = directory / stem
@@ -44,6 +42,6 @@ def build(directory: Path) -> dict[str, Path]:
         if built.returncode != 0:
             errors = [line for line in built.stderr.splitlines() if "error" in line]
             reason = (errors or built.stderr.splitlines() or ["no reason given"])[0]
-            raise BenchError(f"--reference: {source.name} does not compile: {reason}")
+            raise BenchError(f"{source.name} does not compile: {reason}")
         programs[name] = program
     return programs
