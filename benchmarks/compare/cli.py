@@ -23,8 +23,8 @@ from pathlib import Path
 
 from uringloop.bench import environment, loops, placement, process, rows, terminal
 from uringloop.bench.cli import Parser, check_file, check_picture, guarded, names, refuse
-from uringloop.bench.rows import OK, SUBJECT, Cell, Round, cells_of, refusal_of, require_installed
-from uringloop.bench.settings import DEFAULT_LOOPS, BenchError
+from uringloop.bench.rows import OK, SUBJECT, Cell, Round, cells_of, require_installed
+from uringloop.bench.settings import DEFAULT_LOOPS, BenchError, refusal_of
 
 from . import reference, report, threads
 from .methods import Bench

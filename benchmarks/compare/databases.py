@@ -20,7 +20,7 @@ from pathlib import Path
 
 from uringloop.bench.child import Child
 from uringloop.bench.placement import Placement
-from uringloop.bench.settings import HOST, Address, BenchError, MissingError
+from uringloop.bench.settings import HOST, Address, BenchError, Refused
 
 from .workloads.clients import POSTGRESQL_USER
 
@@ -77,7 +77,7 @@ def redis(placement: Placement, directory: Path) -> Iterator[Address | None]:
     """Run redis-server without persistence."""
     program = shutil.which("redis-server")
     if program is None:
-        raise MissingError("redis-server is not installed")
+        raise Refused("missing", "redis-server is not installed")
     port = free_port()
 
     def ready() -> bool:
@@ -102,7 +102,7 @@ def postgresql_program(name: str) -> str:
     places = os.pathsep.join([*map(str, debian), os.environ.get("PATH", os.defpath)])
     found = shutil.which(name, path=places)
     if found is None:
-        raise MissingError(f"PostgreSQL is not installed: there is no {name}")
+        raise Refused("missing", f"PostgreSQL is not installed: there is no {name}")
     return found
 
 

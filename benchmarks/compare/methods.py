@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uringloop.bench import counters, loops, process
-from uringloop.bench.child import Child, Refused, run_for_json
+from uringloop.bench.child import Child, run_for_json
 from uringloop.bench.client import Measurement
 from uringloop.bench.loadgen import Histogram
 from uringloop.bench.placement import Placement, choose
 from uringloop.bench.rows import BASELINE
 from uringloop.bench.runner import Runner
-from uringloop.bench.settings import Address, EchoLoad, MissingError, Settings
+from uringloop.bench.settings import Address, EchoLoad, Refused, Settings
 
 from . import databases, loads, program
 
@@ -108,9 +108,9 @@ Method = Callable[[Bench], AbstractContextManager[Measure]]
 
 
 def require_descriptors(clients: int) -> None:
-    """Raise MissingError if a process may not have this number of connections."""
+    """Raise Refused if a process may not have this number of connections."""
     if clients > (most := process.connections_max()):
-        raise MissingError(f"{clients} connections need as many open files: {most} are left")
+        raise Refused("missing", f"{clients} connections need as many open files: {most} are left")
 
 
 # ── the load generator ───────────────────────────────────────────────────────────────────────
@@ -164,7 +164,7 @@ class Tail:
     def __call__(self, bench: Bench) -> Iterator[Measure]:
         echo = EchoLoad(self.size, self.clients)
         if not loops.installed(BASELINE):
-            raise MissingError(f"{BASELINE}, whose rate sets the load, is not installed")
+            raise Refused("missing", f"{BASELINE}, whose rate sets the load, is not installed")
         # On one core the load generator would be the limit: keeping its schedule costs more CPU
         # than answering costs the server.
         apart = replace(bench, placement=choose(False))
@@ -243,7 +243,7 @@ class Http:
     def __call__(self, bench: Bench) -> Iterator[Measure]:
         wrk = shutil.which("wrk")
         if wrk is None:
-            raise MissingError("wrk is not installed")
+            raise Refused("missing", "wrk is not installed")
         runner = bench.runner(self.mode)
         # wrk counts in whole seconds.
         seconds = max(round(bench.duration), 1)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from compare import allocator
 from uringloop.bench import process
-from uringloop.bench.settings import explain
+from uringloop.bench.settings import refusal_of
 
 
 def main(name: str, encoded: str) -> int:
@@ -29,7 +29,7 @@ def main(name: str, encoded: str) -> int:
     try:
         reading = module.run(task)
     except Exception as exc:
-        print(json.dumps(explain(exc)))
+        print(json.dumps(refusal_of(exc).json()))
         return 1
     print(json.dumps(asdict(reading)))
     return 0

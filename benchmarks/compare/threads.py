@@ -10,17 +10,16 @@ affected by a machine that slows down between rounds.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from uringloop._cpython import gil
 from uringloop.bench import rows
-from uringloop.bench.child import Child, Refused
+from uringloop.bench.child import Child
 from uringloop.bench.placement import choose
 from uringloop.bench.rows import OK, Cell, Quantity, median_of
-from uringloop.bench.settings import MissingError
+from uringloop.bench.settings import Refused
 
 from . import workers
 from .methods import ANSWER_SECONDS, Bench, task_command
@@ -60,7 +59,7 @@ class Threads:
             raise Refused("not run", "needs a free-threaded Python, and this one has a GIL")
         where = choose(False)
         if where.shared:
-            raise MissingError("two loops need two cores")
+            raise Refused("missing", "two loops need two cores")
         cores = where.client_cpu, where.server_cpu
         file = bench.directory / "cached"
         file.write_bytes(bytes(FILE_BYTES))
@@ -88,23 +87,14 @@ def run_together(tasks: list[workers.Task]) -> list[float]:
             stack.callback(child.stop)
             children.append(child)
         for child in children:
-            answer_of(child)
+            child.read_answer("a process", ANSWER_SECONDS)
         for child in children:
             os.kill(child.process.pid, workers.START)
-        return [rate for child in children for rate in answer_of(child)["rates"]]
-
-
-def answer_of(child: Child) -> dict[str, list[float]]:
-    """Return the next line of a process; raise Refused if it has none or is an error."""
-    line = child.read_line(ANSWER_SECONDS)
-    if not line:
-        if not child.wait_for_end():
-            raise Refused("failed", f"a process did not answer in {ANSWER_SECONDS:.0f} seconds")
-        raise Refused("failed", f"a process failed: {child.last_error()}")
-    answer = json.loads(line)
-    if "error" in answer:
-        raise Refused(answer["kind"], answer["error"])
-    return {"rates": answer.get("rates", [])}
+        return [
+            rate
+            for child in children
+            for rate in child.read_answer("a process", ANSWER_SECONDS)["rates"]
+        ]
 
 
 @dataclass

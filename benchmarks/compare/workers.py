@@ -24,7 +24,7 @@ from pathlib import Path
 
 from uringloop._cpython import gil
 from uringloop.bench import loops
-from uringloop.bench.settings import GilError
+from uringloop.bench.settings import Refused
 
 from . import program
 from .workloads import PAIRS, PROGRAMS
@@ -147,7 +147,8 @@ def run(task: Task) -> Reading:
     # Afterwards, because a loop may import modules when it first needs them.
     if gil.enabled():
         built = gil.free_threaded()
-        raise GilError(
-            "a module of the loop switched it on" if built else "this Python cannot run without it"
+        raise Refused(
+            "GIL on",
+            "a module of the loop switched it on" if built else "this Python cannot run without it",
         )
     return Reading(tuple(rates))

@@ -20,13 +20,12 @@ import pytest
 
 from uringloop._cpython import gil
 from uringloop.bench import cli, counters, environment, placement
-from uringloop.bench.child import Refused
 from uringloop.bench.client import Measurement, ServerWork, Task, explain_ring
 from uringloop.bench.echo import SERVERS
 from uringloop.bench.loadgen import FAILURE_KINDS, Histogram, LoadGenerator
 from uringloop.bench.rows import Row, cells_of, median_of, require_installed
 from uringloop.bench.runner import Runner
-from uringloop.bench.settings import BenchError, EchoLoad, Settings
+from uringloop.bench.settings import BenchError, EchoLoad, Refused, Settings
 
 LOOPS = ["asyncio", "uringloop"]
 

@@ -17,18 +17,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from .placement import inherited
+from .settings import Refused
 
 # Seconds that a process may take to end after SIGTERM before it is killed.
 STOP_TIMEOUT = 5.0
-
-
-class Refused(Exception):
-    """A process returned no figure; *kind* is the status of its cell."""
-
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind = kind
-        self.reason = reason
 
 
 def _last_line(stream: IO[bytes]) -> str:
@@ -86,6 +78,21 @@ class Child:
             parts.append(part)
         return b"".join(parts).decode()
 
+    def read_answer(self, what: str, timeout: float) -> dict[str, Any]:
+        """Return the next line, which is JSON; raise Refused if none comes or if it is an error.
+
+        *what* is the name of the process in messages.
+        """
+        line = self.read_line(timeout)
+        if not line and not self.wait_for_end():
+            raise Refused("failed", f"{what} did not answer in {timeout:.0f} seconds")
+        if not line:
+            raise Refused("failed", f"{what} failed: {self.last_error()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise Refused(answer["kind"], answer["error"])
+        return answer
+
     def last_error(self) -> str:
         """Return the last line on standard error, or how the process ended."""
         return _last_line(self._errors) or f"exit status {self.process.poll()}"
@@ -118,20 +125,9 @@ class Child:
 def run_for_json(
     what: str, command: list[str], cpu: int, batch: bool, timeout: float
 ) -> dict[str, Any]:
-    """Run a process that prints one line of JSON, and return it; raise Refused for an error.
-
-    *what* is the name of the process in messages.
-    """
+    """Run a process that prints one line of JSON, and return it, see `Child.read_answer`."""
     child = Child(command, cpu, batch)
     try:
-        line = child.read_line(timeout)
-        if not line and not child.wait_for_end():
-            raise Refused("failed", f"{what} did not answer in {timeout:.0f} seconds")
-        if not line:
-            raise Refused("failed", f"{what} failed: {child.last_error()}")
+        return child.read_answer(what, timeout)
     finally:
         child.stop()
-    answer: dict[str, Any] = json.loads(line)
-    if "error" in answer:
-        raise Refused(answer.get("kind", "failed"), answer["error"])
-    return answer

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from . import loops
-from .child import Refused
-from .settings import explain
+from .settings import Refused
 
 # The status of a cell whose rounds have all been taken so far.
 OK = "ok"
@@ -125,11 +124,3 @@ def require_installed(loop: str) -> None:
     """Refuse a loop whose module is missing."""
     if not loops.installed(loop):
         raise Refused("not installed", "")
-
-
-def refusal_of(exc: Exception) -> Refused:
-    """Return the Refused that reports an exception of a measurement."""
-    if isinstance(exc, Refused):
-        return exc
-    explanation = explain(exc)
-    return Refused(explanation["kind"], explanation["error"])

@@ -13,13 +13,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from .child import STOP_TIMEOUT, Child, Refused, run_for_json
+from .child import Child, run_for_json
 from .client import Measurement, Task
 from .placement import Placement
 from .rows import OK, Cell, Row, cells_of, require_installed
-from .settings import HOST, Address, BenchError, EchoLoad, Settings
+from .settings import HOST, Address, BenchError, EchoLoad, Refused, Settings
 
 # Seconds; plenty for an interpreter that imports from a cold disk.
 _START_TIMEOUT = 30.0
@@ -112,26 +111,17 @@ class Runner:
         return [*self.command(name, settings.mode), *where]
 
     def _wait_until_ready(self, server: Child) -> Address:
-        line = server.read_line(_START_TIMEOUT)
-        if not line:
-            self._refuse_early_exit(server)
-        ready = json.loads(line)
-        if ready.get("kind") == "address in use":
-            raise BenchError(f"port {self.settings.port} is in use")
-        if "error" in ready:
-            raise Refused(ready["kind"], ready["error"])
+        try:
+            ready = server.read_answer("the server", _START_TIMEOUT)
+        except Refused as exc:
+            if exc.kind == "address in use":
+                raise BenchError(f"port {self.settings.port} is in use") from None
+            raise
         return self._path() if self.settings.unix else (HOST, ready["port"])
 
     def _path(self) -> str:
         """Return the path of the current server's UNIX socket."""
         return str(self.directory / f"echo-{self._sockets}")
-
-    def _refuse_early_exit(self, server: Child) -> NoReturn:
-        try:
-            server.process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise Refused("failed", "the server did not become ready") from None
-        raise Refused("failed", f"the server did not start: {server.last_error()}")
 
     def refuse_dead(self, server: Child) -> None:
         """Raise Refused with the server's last line on standard error if it has died."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from . import loops, process
 from .echo import SERVERS, Serve
-from .settings import HOST, explain
+from .settings import HOST, refusal_of
 
 
 def _say(**facts: object) -> None:
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None, servers: Mapping[str, Serve] = SERVERS) 
         try:
             run(arguments.loop, servers[arguments.mode], listener)
         except Exception as exc:
-            _say(**explain(exc))
+            _say(**refusal_of(exc).json())
             return 1
     return 0
 

@@ -25,26 +25,29 @@ class BenchError(Exception):
     """Ends the benchmark with its message on one line and exit status 2."""
 
 
-class GilError(Exception):
-    """The GIL is on, so threads do not run at the same time; the message names the reason."""
+class Refused(Exception):
+    """There is no figure of a loop; *kind* is the status of its cell."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+    def json(self) -> dict[str, str]:
+        """Return the answer of a process that has no figure, see `Child.read_answer`."""
+        return {"error": self.reason, "kind": self.kind}
 
 
-class MissingError(Exception):
-    """A workload needs something that is not installed; the message names it."""
-
-
-def explain(exc: Exception) -> dict[str, str]:
-    """Return the message of an error of a measured process, and the status of its cell."""
-    if isinstance(exc, MissingError):
-        return {"error": str(exc), "kind": "missing"}
-    if isinstance(exc, GilError):
-        return {"error": str(exc), "kind": "GIL on"}
+def refusal_of(exc: Exception) -> Refused:
+    """Return the Refused that reports an exception of a measurement."""
+    if isinstance(exc, Refused):
+        return exc
     if isinstance(exc, ModuleNotFoundError):
-        return {"error": f"{exc.name} is not installed", "kind": "missing"}
+        return Refused("missing", f"{exc.name} is not installed")
     if isinstance(exc, NotImplementedError):
-        return {"error": str(exc) or "NotImplementedError", "kind": "not supported"}
-    text = str(exc) if isinstance(exc, BenchError) else f"{type(exc).__name__}: {exc}"
-    return {"error": text, "kind": "failed"}
+        return Refused("not supported", str(exc) or "NotImplementedError")
+    named = "" if isinstance(exc, BenchError) else f"{type(exc).__name__}: "
+    return Refused("failed", f"{named}{exc}")
 
 
 @dataclass(frozen=True)

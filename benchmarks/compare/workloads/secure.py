@@ -11,13 +11,13 @@ import subprocess
 import tempfile
 
 from uringloop.bench.echo import BACKLOG, EchoProtocol
-from uringloop.bench.settings import MissingError
+from uringloop.bench.settings import Refused
 
 
 def _certificate() -> str:
     """Return a P-256 key and its self-signed certificate, as the text of a PEM file."""
     if shutil.which("openssl") is None:
-        raise MissingError("the openssl command is not installed")
+        raise Refused("missing", "the openssl command is not installed")
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
     made = subprocess.run(
         [*command.split(), "-subj", "/CN=localhost", "-keyout", "-", "-out", "-"],
