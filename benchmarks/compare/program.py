@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from uringloop.bench import counters, loops
 from uringloop.bench.settings import Address
 
 from .workloads import CLIENTS, PROGRAMS
+from .workloads.programs import Program
 
 # Share of the operations for a first estimate and for the warm-up, which fills caches and prepares
 # the allocator and specialised bytecode.
@@ -64,39 +64,27 @@ class Stopwatch:
         return Reading(operations, counters.cpu_ns(os.getpid()) - self._cpu_ns, wall_ns)
 
 
-def scaled(count: int, unit: int, scale: float) -> int:
-    """Return *count* times *scale* in whole units, at least one unit."""
-    return max(round(count * scale / unit), 1) * unit
-
-
-Run = Callable[[int], Awaitable[None]]
-
-
-@asynccontextmanager
-async def _prepared(task: Task) -> AsyncIterator[tuple[Run, int, int]]:
-    """Yield the function to run, its number of operations, and the unit of that number."""
+def _prepared(task: Task) -> AbstractAsyncContextManager[Program]:
+    """Return the context of the program, or that of the client."""
     if task.name in PROGRAMS:
-        program = PROGRAMS[task.name]
-        yield program.run, program.count, program.unit
-    else:
-        assert isinstance(task.address, (list, tuple))
-        client = CLIENTS[task.name]
-        async with client.connected(task.address[0], task.address[1]) as run:
-            yield run, client.count, 1
+        return nullcontext(PROGRAMS[task.name])
+    assert isinstance(task.address, (list, tuple))
+    return CLIENTS[task.name](task.address[0], task.address[1])
 
 
 async def measure(task: Task) -> Reading:
     """Run the program on the running loop."""
-    async with _prepared(task) as (run, count, unit):
+    async with _prepared(task) as program:
+        count = program.count * task.scale
         watch = Stopwatch()
-        sample = scaled(count, unit, task.scale * _ESTIMATE_SHARE)
-        await run(sample)
+        sample = program.whole(count * _ESTIMATE_SHARE)
+        await program.run(sample)
         per_operation = watch.read(sample).elapsed_ns / 1e9 / sample
-        scale = min(task.scale, _LIMIT / (per_operation * count))
-        await run(scaled(count, unit, scale * _WARM_UP))
-        operations = scaled(count, unit, scale)
+        count = min(count, _LIMIT / per_operation)
+        await program.run(program.whole(count * _WARM_UP))
+        operations = program.whole(count)
         watch = Stopwatch()
-        await run(operations)
+        await program.run(operations)
         return watch.read(operations)
 
 
@@ -104,7 +92,7 @@ def measure_creation(task: Task) -> Reading:
     """Create and close loops, one after the other."""
     factory = loops.load(task.loop)
     factory().close()
-    operations = scaled(_LOOPS, 1, task.scale)
+    operations = max(round(_LOOPS * task.scale), 1)
     watch = Stopwatch()
     for _ in range(operations):
         factory().close()

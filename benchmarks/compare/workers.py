@@ -17,8 +17,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +26,8 @@ from uringloop._cpython import gil
 from uringloop.bench import loops
 from uringloop.bench.settings import Refused
 
-from . import program
 from .workloads import PAIRS, PROGRAMS
-from .workloads.clients import Requests
+from .workloads.programs import Program
 
 # Batches in the time of a measurement. More would make timers and connections few in each, fewer
 # would leave out more of the work.
@@ -63,38 +62,33 @@ class Reading:
     rates: tuple[float, ...]
 
 
-@asynccontextmanager
-async def _prepared(task: Task) -> AsyncIterator[tuple[Requests, int, int]]:
-    """Yield the function to run, the operations of one measurement, and the unit of both."""
+def _prepared(task: Task) -> AbstractAsyncContextManager[Program]:
+    """Return the context of the program, or that of the pair."""
     if task.name in PROGRAMS:
-        found = PROGRAMS[task.name]
-        yield found.run, found.count, found.unit
-    else:
-        pair = PAIRS[task.name]
-        async with pair.connected(Path(task.file)) as run:
-            yield run, pair.count, pair.unit
+        return nullcontext(PROGRAMS[task.name])
+    return PAIRS[task.name](Path(task.file))
 
 
 async def work(task: Task, meet: Callable[[], object]) -> float:
     """Run the workload on the running loop and return its operations a second."""
-    async with _prepared(task) as (run, count, unit):
-        sample = program.scaled(count, unit, _ESTIMATE_SHARE)
-        await run(sample)
+    async with _prepared(task) as program:
+        sample = program.whole(program.count * _ESTIMATE_SHARE)
+        await program.run(sample)
         began = time.perf_counter()
-        await run(sample)
+        await program.run(sample)
         each = (time.perf_counter() - began) / sample
-        batch = program.scaled(1, unit, task.seconds / _BATCHES / each / unit)
+        batch = program.whole(task.seconds / _BATCHES / each / program.unit)
         until = time.perf_counter() + task.seconds * _WARM_UP
         while time.perf_counter() < until:
-            await run(batch)
+            await program.run(batch)
         # Blocks the loop, whose other callbacks have nothing to do.
         meet()
         until = time.perf_counter() + task.seconds
-        await run(batch)
+        await program.run(batch)
         began = ended = time.perf_counter()
         done = 0
         while True:
-            await run(batch)
+            await program.run(batch)
             now = time.perf_counter()
             # One batch at least, if a worker is so slow that none ends in time.
             if now > until and done:

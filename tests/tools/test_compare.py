@@ -194,10 +194,9 @@ def test_every_pair_runs_to_its_end(loop: str, name: str, tmp_path: Path) -> Non
     file.write_bytes(bytes(16 * 4096))
 
     async def main() -> None:
-        pair = PAIRS[name]
-        async with pair.connected(file) as run:
+        async with PAIRS[name](file) as pair:
             for _ in range(2):
-                await asyncio.wait_for(run(2 * pair.unit), 10)
+                await asyncio.wait_for(pair.run(2 * pair.unit), 10)
 
     with asyncio.Runner(loop_factory=loops.load(loop)) as runner:
         runner.run(main())
@@ -237,9 +236,8 @@ def test_page_faults_stay_flat_once_the_allocator_is_warm() -> None:
 
 
 def test_a_program_is_shortened_in_whole_units() -> None:
-    scaled = methods.program.scaled
-    assert [scaled(150, 1, scale) for scale in (1.0, 0.1, 0.001)] == [150, 15, 1]
-    assert [scaled(500_000, 1000, scale) for scale in (0.1, 1e-6)] == [50_000, 1000]
+    whole = PROGRAMS["call-soon-batch"].whole
+    assert [whole(operations) for operations in (500_000, 50_400.0, 0.5)] == [500_000, 50_000, 1000]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """Clients of databases: one connection, one small request after the other.
 
-Each connects to the given address and yields a function that makes a number of requests. The
+Each connects to the given address and yields the program that makes a number of requests. The
 packages are imported where they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+from .programs import Program
 
 # The benchmark's user on its own PostgreSQL server, which trusts every local connection.
 POSTGRESQL_USER = "bench"
@@ -17,19 +19,12 @@ POSTGRESQL_USER = "bench"
 _KEY = "key"
 _VALUE = b"v" * 100
 
-Requests = Callable[[int], Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class Client:
-    """A client's context manager, and the number of requests of one measurement."""
-
-    connected: Callable[[str, int], contextlib.AbstractAsyncContextManager[Requests]]
-    count: int
+# The requests of one measurement.
+COUNT = 10_000
 
 
 @contextlib.asynccontextmanager
-async def redis_get(host: str, port: int) -> AsyncIterator[Requests]:
+async def redis_get(host: str, port: int) -> AsyncIterator[Program]:
     """GET of 100 bytes with redis-py's asyncio client."""
     import redis.asyncio
 
@@ -42,13 +37,13 @@ async def redis_get(host: str, port: int) -> AsyncIterator[Requests]:
 
     try:
         await client.set(_KEY, _VALUE)
-        yield requests
+        yield Program(requests, COUNT)
     finally:
         await client.aclose()
 
 
 @contextlib.asynccontextmanager
-async def asyncpg_select(host: str, port: int) -> AsyncIterator[Requests]:
+async def asyncpg_select(host: str, port: int) -> AsyncIterator[Program]:
     """SELECT of one number with asyncpg."""
     import asyncpg
 
@@ -62,12 +57,12 @@ async def asyncpg_select(host: str, port: int) -> AsyncIterator[Requests]:
                 raise RuntimeError("PostgreSQL returned another value")
 
     try:
-        yield requests
+        yield Program(requests, COUNT)
     finally:
         await connection.close()
 
 
-CLIENTS = {
-    "redis-get": Client(redis_get, 10_000),
-    "asyncpg-select": Client(asyncpg_select, 10_000),
+CLIENTS: dict[str, Callable[[str, int], AbstractAsyncContextManager[Program]]] = {
+    "redis-get": redis_get,
+    "asyncpg-select": asyncpg_select,
 }

@@ -1,7 +1,7 @@
 """Workloads with both ends in one loop: server and clients of an echo, readers of a cached file.
 
 They need no other process as a load, so a rate of operations is that of the loops alone. Each
-prepares its connections or its file and yields a function that makes a number of operations. Runs
+prepares its connections or its file and yields the program that makes a number of operations. Runs
 in its loop's thread; nothing here is shared with the loop of another thread.
 """
 
@@ -13,13 +13,12 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 from uringloop.bench import echo
 from uringloop.bench.settings import HOST
 
-from .clients import Requests
+from .programs import Program
 
 # Connections of an echo: enough that each turn handles several, as in a server.
 CONNECTIONS = 16
@@ -35,18 +34,6 @@ BLOCK = 4096
 READS_BEFORE_A_TURN = 100
 
 Read = Callable[[int, int], Awaitable[bytes]]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A workload's context manager, the operations of a measurement, and the unit of them.
-
-    Its argument is a file, which the echoes ignore.
-    """
-
-    connected: Callable[[Path], AbstractAsyncContextManager[Requests]]
-    count: int
-    unit: int = 1
 
 
 # ── echoes ───────────────────────────────────────────────────────────────────────────────────
@@ -88,7 +75,7 @@ class EchoClient(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def protocol_echo(file: Path) -> AsyncIterator[Requests]:
+async def protocol_echo(file: Path) -> AsyncIterator[Program]:
     """Echo over TCP, asyncio.Protocol at both ends."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(echo.EchoProtocol, HOST, 0)
@@ -102,7 +89,7 @@ async def protocol_echo(file: Path) -> AsyncIterator[Requests]:
         await asyncio.gather(*waiting)
 
     try:
-        yield requests
+        yield Program(requests, 50 * CONNECTIONS * CONNECTIONS, CONNECTIONS)
     finally:
         for transport, _ in made:
             transport.close()
@@ -110,7 +97,7 @@ async def protocol_echo(file: Path) -> AsyncIterator[Requests]:
 
 
 @contextlib.asynccontextmanager
-async def streams_echo(file: Path) -> AsyncIterator[Requests]:
+async def streams_echo(file: Path) -> AsyncIterator[Program]:
     """Echo over TCP, asyncio's streams at both ends."""
     server = await asyncio.start_server(echo.echo_stream, HOST, 0)
     address = server.sockets[0].getsockname()
@@ -128,7 +115,7 @@ async def streams_echo(file: Path) -> AsyncIterator[Requests]:
         await asyncio.gather(*(ask(*streams, count // CONNECTIONS) for streams in made))
 
     try:
-        yield requests
+        yield Program(requests, 25 * CONNECTIONS * CONNECTIONS, CONNECTIONS)
     finally:
         for _, writer in made:
             writer.close()
@@ -163,7 +150,7 @@ async def executor_reader(path: Path) -> AsyncIterator[Read]:
 
 
 @contextlib.asynccontextmanager
-async def cached_file(file: Path) -> AsyncIterator[Requests]:
+async def cached_file(file: Path) -> AsyncIterator[Program]:
     """Blocks at random places of a file in the page cache, by the loop's usual way."""
     module = type(asyncio.get_running_loop()).__module__
     reader = own_reader if module.partition(".")[0] == "uringloop" else executor_reader
@@ -182,11 +169,12 @@ async def cached_file(file: Path) -> AsyncIterator[Requests]:
                         raise RuntimeError("a short read")
                 await asyncio.sleep(0)
 
-        yield reads
+        yield Program(reads, 10_000, READS_BEFORE_A_TURN)
 
 
-PAIRS = {
-    "pair-protocol": Pair(protocol_echo, 50 * CONNECTIONS * CONNECTIONS, CONNECTIONS),
-    "pair-streams": Pair(streams_echo, 25 * CONNECTIONS * CONNECTIONS, CONNECTIONS),
-    "read-4k": Pair(cached_file, 10_000, READS_BEFORE_A_TURN),
+# By name, each with the file that is read; the echoes ignore it.
+PAIRS: dict[str, Callable[[Path], AbstractAsyncContextManager[Program]]] = {
+    "pair-protocol": protocol_echo,
+    "pair-streams": streams_echo,
+    "read-4k": cached_file,
 }

@@ -294,6 +294,10 @@ class Program:
     count: int
     unit: int = 1
 
+    def whole(self, operations: float) -> int:
+        """Return the number of *operations* in whole units, at least one unit."""
+        return max(round(operations / self.unit), 1) * self.unit
+
 
 PROGRAMS = {
     "sleep-1": Program(sleep_one, 300_000),
