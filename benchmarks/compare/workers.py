@@ -77,7 +77,7 @@ async def work(task: Task, meet: Callable[[], object]) -> float:
         began = time.perf_counter()
         await program.run(sample)
         each = (time.perf_counter() - began) / sample
-        batch = program.whole(task.seconds / _BATCHES / each / program.unit)
+        batch = program.whole(task.seconds / _BATCHES / each)
         until = time.perf_counter() + task.seconds * _WARM_UP
         while time.perf_counter() < until:
             await program.run(batch)
