@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from uringloop.bench import markdown as md
-from uringloop.bench.rows import BASELINE, OK, SPREAD_NOTE, SUBJECT, Cell
+from uringloop.bench.rows import BASELINE, OK, SPREAD_NOTE, SUBJECT, Cell, Quantity
 from uringloop.bench.settings import BenchError
 
 from .rows import Row, loop_of, python_of
-from .threads import IMBALANCE, ONE, PROCESSES, THREADS, Rates, ThreadRow
+from .threads import IMBALANCE, ONE, PROCESSES, THREADS, ThreadRow
 
 # Incremented when a field changes its meaning.
 SCHEMA = 1
@@ -60,16 +60,9 @@ class Table:
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _json_cell(row: Row, column: str) -> dict[str, Any]:
-    cell, quantity = row.cells[column], row.quantity(column)
+def _json_cell(cell: Cell[Any], quantity: Quantity | None) -> dict[str, Any]:
     encoded: dict[str, Any] = {"status": cell.status, "note": cell.note, "rounds": cell.rounds}
-    return encoded | (quantity.json() if quantity else {}) | {"ratio": row.ratio(column)}
-
-
-def _json_threads(row: ThreadRow, column: str) -> dict[str, Any]:
-    cell, share = row.cells[column], row.share(column)
-    encoded: dict[str, Any] = {"status": cell.status, "note": cell.note, "rounds": cell.rounds}
-    return encoded | (share.json() | {"rounds": cell.rounds} if share else {})
+    return encoded | (quantity.json() if quantity else {}) | {"rounds": cell.rounds}
 
 
 def to_json(table: Table) -> str:
@@ -88,7 +81,10 @@ def to_json(table: Table) -> str:
                 "unit": row.unit,
                 "remark": row.remark,
                 "met": {column: row.met(column) for column in table.judged(row)},
-                "cells": {column: _json_cell(row, column) for column in row.cells},
+                "cells": {
+                    column: _json_cell(cell, row.quantity(column)) | {"ratio": row.ratio(column)}
+                    for column, cell in row.cells.items()
+                },
             }
             for row in table.rows
         ],
@@ -98,7 +94,10 @@ def to_json(table: Table) -> str:
                 "goal": row.goal,
                 "unit": row.unit,
                 "met": {column: row.met(column) for column in table.judged(row)},
-                "cells": {column: _json_threads(row, column) for column in row.cells},
+                "cells": {
+                    column: _json_cell(cell, row.share(column))
+                    for column, cell in row.cells.items()
+                },
             }
             for row in table.threads
         ],
@@ -106,22 +105,22 @@ def to_json(table: Table) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def _row_of(row: dict[str, Any]) -> Row:
-    cells = {
-        column: Cell[float](column, cell["status"], cell["note"], cell["rounds"])
+def _read_cells(row: dict[str, Any]) -> dict[str, Cell[Any]]:
+    return {
+        column: Cell(column, cell["status"], cell["note"], cell["rounds"])
         for column, cell in row["cells"].items()
     }
+
+
+def _row_of(row: dict[str, Any]) -> Row:
+    cells = _read_cells(row)
     read = Row(row["name"], row["goal"], None, row["figure"], row["unit"], cells=cells)
     subject = next((loop_of(column) for column in row["met"]), SUBJECT)
     return replace(read, remark=row["remark"], subject=subject)
 
 
 def _thread_row_of(row: dict[str, Any]) -> ThreadRow:
-    cells = {
-        column: Cell[Rates](column, cell["status"], cell["note"], cell["rounds"])
-        for column, cell in row["cells"].items()
-    }
-    return ThreadRow(row["name"], None, row["unit"], row["goal"], cells=cells)
+    return ThreadRow(row["name"], None, row["unit"], row["goal"], cells=_read_cells(row))
 
 
 def load(path: Path) -> Table:
