@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "uringloop"
@@ -29,3 +31,18 @@ def module_of(path: Path) -> str:
     if parts[-1] == "__init__" and len(parts) > 1:
         parts.pop()
     return ".".join(parts)
+
+
+def constant(file: str, name: str) -> Any:
+    """Return the number *name* of a Cython *file* of the package, an int or a float.
+
+    Compiled modules do not export such constants. Other constants of the file may be part of the
+    expression. Raises LookupError.
+    """
+    text = (PACKAGE / file).read_text()
+    found = re.search(rf"^(?:    |cdef [\w ]+ )?{name} = ([^#\n]+)", text, re.MULTILINE)
+    if found is None:
+        raise LookupError(f"uringloop/{file} has no constant {name}")
+    expression = found[1].strip()
+    others = {other: constant(file, other) for other in re.findall(r"\b[A-Z]\w+", expression)}
+    return eval(expression, others)
