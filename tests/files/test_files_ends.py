@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 from support.file_pairs import opened
 from support.processes import thread_names
+from support.sources import constant
 
 import uringloop
-from uringloop._ring.ring import BOUNDED_WORKERS_MAX
 
 # A size that takes a kernel worker tens of milliseconds.
 LARGE = 64 << 20
+BOUNDED_WORKERS_MAX = constant("_ring/ring.pyx", "BOUNDED_WORKERS_MAX")
 
 
 async def operations(file: Any, count: int) -> None:

@@ -44,9 +44,9 @@ from support.roles import (
 )
 from support.sockets import tcp_pair
 from support.software_ring import output, room_for
+from support.sources import constant
 
 import uringloop
-from uringloop._ring.ring import CQ_ENTRIES, SQ_ENTRIES
 
 # <linux/in.h>; Python does not name it.
 IP_RECVERR = 11
@@ -56,6 +56,8 @@ EPOLL_PWAIT2 = 441
 # that does not sleep takes all of it.
 SLEEP = 0.3
 SLEEP_COST_MAX = 0.1
+SQ_ENTRIES = constant("_ring/ring.pyx", "SQ_ENTRIES")
+CQ_ENTRIES = constant("_ring/ring.pyx", "CQ_ENTRIES")
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,11 @@ from support.leaks import open_fds
 from support.processes import thread_names
 from support.roles import PATIENCE, fill, in_thread, on_loop, turns, until, wait_until
 from support.software_ring import compile_with_ring, output, room_for
+from support.sources import constant
 
 import uringloop
-from uringloop._ring.ring import BOUNDED_WORKERS_MAX
+
+BOUNDED_WORKERS_MAX = constant("_ring/ring.pyx", "BOUNDED_WORKERS_MAX")
 
 
 @pytest.fixture(autouse=True)

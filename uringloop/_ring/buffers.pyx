@@ -26,33 +26,29 @@ from uringloop._ring.uring cimport (
 )
 
 
-# The kernel requires a power of two. Each takes 16 bytes in the ring of buffers.
-BUFFERS_MAX = 256
-# 16 x 64 KiB stay in the second-level cache (1 MiB); 64 MiB cost 30 to 60 % with 10 KiB messages.
-BUFFERS_AT_START = 16
-# asyncio and uvloop read up to 256 KiB and 64 KiB; below 64 KiB large streams lose up to 60 %.
-BUFFER_SIZE = 64 * 1024
-# The largest IP packet is 65535 bytes, so that none is truncated; 4 KiB more hold the kernel's
-# header and the sender's address in front of it, and keep the buffers on pages of their own.
-DATAGRAM_BUFFER_SIZE = 68 * 1024
-# Most datagrams are small and touch one page of a buffer: 32 of them are 128 KiB in the cache.
-DATAGRAM_BUFFERS_AT_START = 32
-# A pool maps at most one part of so many of the memory that the process may still map: with a low
-# RLIMIT_DATA or RLIMIT_AS the program needs the rest for its own objects. With a half, a program
-# that had 4 MB left with asyncio had 0.2 MB.
-MEMORY_PARTS = 8
-# The pool grows only while buffers come back with fewer bytes than this on average: small messages
-# touch one page of each buffer, large ones would move whole buffers through the cache.
-FILL_TO_GROW = 8 * 1024
+cdef enum:
+    # The kernel requires a power of two. Each takes 16 bytes in the ring of buffers.
+    BUFFERS_MAX = 256
+    ENTRIES_BYTES = BUFFERS_MAX * 16
+    # 16 x 64 KiB stay in the second-level cache (1 MiB); 64 MiB cost 30 to 60 % with 10 KiB
+    # messages.
+    BUFFERS_AT_START = 16
+    # asyncio and uvloop read up to 256 KiB and 64 KiB; below 64 KiB large streams lose up to 60 %.
+    BUFFER_SIZE = 64 * 1024
+    # The largest IP packet is 65535 bytes, so that none is truncated; 4 KiB more hold the kernel's
+    # header and the sender's address in front of it, and keep the buffers on pages of their own.
+    DATAGRAM_BUFFER_SIZE = 68 * 1024
+    # Most datagrams are small and touch one page of a buffer: 32 of them are 128 KiB in the cache.
+    DATAGRAM_BUFFERS_AT_START = 32
+    # A pool maps at most one part of so many of the memory that the process may still map: with a
+    # low RLIMIT_DATA or RLIMIT_AS the program needs the rest for its own objects. With a half, a
+    # program that had 4 MB left with asyncio had 0.2 MB.
+    MEMORY_PARTS = 8
+    # The pool grows only while buffers come back with fewer bytes than this on average: small
+    # messages touch one page of each buffer, large ones would move whole buffers through the cache.
+    FILL_TO_GROW = 8 * 1024
 # Weight of the newest receive in the average.
-FILL_WEIGHT = 1.0 / 64
-
-cdef unsigned int ENTRIES = BUFFERS_MAX
-cdef size_t ENTRIES_BYTES = BUFFERS_MAX * 16
-cdef int MOST = BUFFERS_MAX
-cdef unsigned int PARTS = MEMORY_PARTS
-cdef double WEIGHT = FILL_WEIGHT
-cdef double GROW_BELOW = FILL_TO_GROW
+cdef double FILL_WEIGHT = 1.0 / 64
 
 
 cdef class BufferPool:
@@ -88,7 +84,7 @@ cdef class BufferPool:
             self._map()
             count = min(count, self.capacity)
         io_uring_buf_ring_init(self.entries)
-        res = uring_register_buffers(&self.ring.u, self.entries, ENTRIES, self.group)
+        res = uring_register_buffers(&self.ring.u, self.entries, BUFFERS_MAX, self.group)
         if uring_is_forbidden(res) and self.ring.u.soft == NULL:
             self.ring.forbid(res, "io_uring_register")
             return False
@@ -102,12 +98,12 @@ cdef class BufferPool:
 
     cdef int _map(self) except -1:
         """Map room for BUFFERS_MAX buffers, or for fewer in a process that may map little more."""
-        self.capacity = MOST
+        self.capacity = BUFFERS_MAX
         self.entries = <io_uring_buf_ring*>uring_map(ENTRIES_BYTES)
-        self.memory = <char*>uring_map_part(self._mapped(), PARTS)
+        self.memory = <char*>uring_map_part(self._mapped(), MEMORY_PARTS)
         while self.memory == NULL and self.capacity > 1:
             self.capacity //= 2
-            self.memory = <char*>uring_map_part(self._mapped(), PARTS)
+            self.memory = <char*>uring_map_part(self._mapped(), MEMORY_PARTS)
         if self.memory == NULL:
             self.memory = <char*>uring_map(self._mapped())
         if self.entries == NULL or self.memory == NULL:
@@ -121,21 +117,21 @@ cdef class BufferPool:
 
     cdef void _publish(self) noexcept:
         uring_give_buffer(
-            self.entries, ENTRIES, self.memory + <size_t>self.published * self.size, self.size,
+            self.entries, BUFFERS_MAX, self.memory + <size_t>self.published * self.size, self.size,
             self.published)
         self.published += 1
 
     cdef char *take(self, unsigned int flags, int size) noexcept:
         """Return the memory of the buffer that a completion's *flags* name."""
         count_int(&self.out, 1)
-        self.fill += (size - self.fill) * WEIGHT
+        self.fill += (size - self.fill) * FILL_WEIGHT
         return self.memory + <size_t>(flags >> IORING_CQE_BUFFER_SHIFT) * self.size
 
     cdef void give_back(self, unsigned int flags) noexcept:
         cdef unsigned int number = flags >> IORING_CQE_BUFFER_SHIFT
         count_int(&self.out, -1)
         uring_give_buffer(
-            self.entries, ENTRIES, self.memory + <size_t>number * self.size, self.size, number)
+            self.entries, BUFFERS_MAX, self.memory + <size_t>number * self.size, self.size, number)
 
     cdef char *spare(self) noexcept:
         """Return the spare buffer, for the loop's own receives, once `prepare` has succeeded."""
@@ -144,7 +140,7 @@ cdef class BufferPool:
     cdef void grow(self) noexcept:
         """Double the published buffers, after the kernel found none, while messages are small."""
         cdef int wanted = min(2 * self.published, self.capacity)
-        if self.fill < GROW_BELOW:
+        if self.fill < FILL_TO_GROW:
             while self.published < wanted:
                 self._publish()
 

@@ -32,31 +32,25 @@ from uringloop._ring.ring cimport Ring
 from uringloop._ring.uring cimport URING_FOREVER, uring_is_usable, uring_pending
 
 
-# The first change of place takes so many turns with nothing but events. The number doubles when
-# the loop has used up its credit, since a change takes six system calls.
-TURNS_MIN = 16
-TURNS_MAX = 1024
-# What AT_EPOLL gains and costs, in units of 0.08 us. A sleep that an event ended saves SLEEP_GAIN,
-# and one that the ring ended takes an enter more. A turn without a sleep makes a call that looks
-# for events, which a request of the ring does not need: five such turns for each event are as
-# expensive in either place.
-CREDIT_MAX = 32
-SLEEP_GAIN = 4
-RING_COST = 8
-LOOK_COST = 1
-# A ring's request that reads an eventfd does not write to the ring's (shared_sockets.h): after this
-# time without events the loop sleeps in the ring.
-SLEEP_MAX_NS = 100_000_000
+cdef enum:
+    # The first change of place takes so many turns with nothing but events. The number doubles when
+    # the loop has used up its credit, since a change takes six system calls.
+    TURNS_MIN = 16
+    TURNS_MAX = 1024
+    # What AT_EPOLL gains and costs, in units of 0.08 us. A sleep that an event ended saves
+    # SLEEP_GAIN, and one that the ring ended takes an enter more. A turn without a sleep makes a
+    # call that looks for events, which a request of the ring does not need: five such turns for
+    # each event are as expensive in either place.
+    CREDIT_MAX = 32
+    SLEEP_GAIN = 4
+    RING_COST = 8
+    LOOK_COST = 1
+    # A ring's request that reads an eventfd does not write to the ring's (shared_sockets.h): after
+    # this time without events the loop sleeps in the ring.
+    SLEEP_MAX_NS = 100_000_000
 
 # The data of events that are not of watched descriptors.
 cdef uint64_t WAKE = <uint64_t>-1
-cdef int FIRST_TURNS = TURNS_MIN
-cdef int MOST_TURNS = TURNS_MAX
-cdef int CREDIT = CREDIT_MAX
-cdef int GAIN = SLEEP_GAIN
-cdef int COST = RING_COST
-cdef int COST_OF_LOOK = LOOK_COST
-cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
 
 
 @cython.final
@@ -69,7 +63,7 @@ cdef class EpollSleep:
         """Begin with a new ring; writes to *waker_fd* end a sleep."""
         self.ring = ring
         self.waker_fd = waker_fd
-        self.needed = FIRST_TURNS
+        self.needed = TURNS_MIN
         # A kernel thread, a busy-polling loop and one that lets completions gather stay in the
         # ring.
         if (uses(EPOLL_SLEEP, ring.u.soft != NULL)
@@ -97,7 +91,7 @@ cdef class EpollSleep:
             return 0
         self.place = AT_EPOLL
         self.generation = self.ring.generation
-        self.credit = CREDIT
+        self.credit = CREDIT_MAX
         self.found = 0
         return 0
 
@@ -130,18 +124,18 @@ cdef class EpollSleep:
         # stale (uring_has_task_work), and costs an enter for each sleep until the ring has work.
         cdef bint by_ring = self.ring.has_task_work()
         cdef bint limited = self.ring.count and (
-            timeout_ns == URING_FOREVER or timeout_ns > SLEEP_MAX)
+            timeout_ns == URING_FOREVER or timeout_ns > SLEEP_MAX_NS)
         if not self._submit(uring_pending(&self.ring.u) != 0):
             return self._go_back()
         if self.ring.has_completions():
             by_ring = True
             timeout_ns = 0
         elif limited:
-            timeout_ns = SLEEP_MAX
+            timeout_ns = SLEEP_MAX_NS
         if self._fetch(timeout_ns) or by_ring:
-            self.credit -= COST
+            self.credit -= RING_COST
         elif self.found > 0:
-            self.credit = min(self.credit + GAIN, CREDIT)
+            self.credit = min(self.credit + SLEEP_GAIN, CREDIT_MAX)
         elif limited and self.found == 0:
             return self._go_back()
         # Events that have been fetched are reported again.
@@ -152,7 +146,7 @@ cdef class EpollSleep:
             return self._go_back()
         self._fetch(0)
         if not self.found:
-            self.credit -= COST_OF_LOOK
+            self.credit -= LOOK_COST
         return self._give_up() if self.credit <= 0 else 0
 
     cdef bint _submit(self, bint needed) except -1:
@@ -170,7 +164,7 @@ cdef class EpollSleep:
 
     cdef int _give_up(self) except -1:
         """Go back to the ring, for longer each time."""
-        self.needed = min(2 * self.needed, MOST_TURNS)
+        self.needed = min(2 * self.needed, TURNS_MAX)
         return self._go_back()
 
     cdef int _go_back(self) except -1:

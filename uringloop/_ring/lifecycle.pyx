@@ -10,7 +10,8 @@ from uringloop._kernel.io_uring cimport io_uring_cqe, IORING_CQE_F_MORE
 from uringloop._kernel.trace cimport uring_trace_complete
 from uringloop._ring.ring cimport ENTER_FORBIDDEN, FALLEN_BACK, FORBIDDEN, REPLACED
 from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, NEVER_CANCELLED, RUN_WAITS, WORKER_OWNS_MEMORY
-from uringloop._ring.ring cimport LINGER, RETRIES, Operation, Ring, ends_with_run, operation_of
+from uringloop._ring.ring cimport (
+    LINGER_NS, RETRIES_MAX, Operation, Ring, ends_with_run, operation_of)
 from uringloop._ring.uring cimport (
     URING_DISABLED,
     URING_ENABLED,
@@ -28,16 +29,14 @@ from uringloop._ring.uring cimport (
 )
 
 
-# Rounds of cancelling at the end of a run. A cancel misses a send that the kernel is retrying at
-# that moment, which happens hundreds of times with busy peers.
-CANCEL_ROUNDS_MAX = 4096
+cdef enum:
+    # Rounds of cancelling at the end of a run. A cancel misses a send that the kernel is retrying
+    # at that moment, which happens hundreds of times with busy peers.
+    CANCEL_ROUNDS_MAX = 4096
 
-# Rounds of LINGER, a quarter of a second in all, that a run's end waits for opens. A descriptor
-# that is opened later may be lost, but the open of a FIFO waits for its peer.
-OPEN_ROUNDS_MAX = 8
-
-cdef int CANCEL_ROUNDS = CANCEL_ROUNDS_MAX
-cdef int OPEN_ROUNDS = OPEN_ROUNDS_MAX
+    # Rounds of LINGER_NS, a quarter of a second in all, that a run's end waits for opens. A
+    # descriptor that is opened later may be lost, but the open of a FIFO waits for its peer.
+    OPEN_ROUNDS_MAX = 8
 
 
 cdef bint take_over(Ring ring) except -1:
@@ -72,7 +71,7 @@ cdef int end_run_operations(Ring ring) except -1:
     cdef int tries = 0
     if not uring_is_usable(&ring.u):
         return 0
-    while ring.run_count and tries < CANCEL_ROUNDS:
+    while ring.run_count and tries < CANCEL_ROUNDS_MAX:
         tries += 1
         op = ring.in_flight.next
         while op != &ring.in_flight:
@@ -85,7 +84,7 @@ cdef int end_run_operations(Ring ring) except -1:
         ring._take_completions_of(NULL)
     if ring.run_waits_count:
         await_workers(ring)
-    while uring_has_overflow(&ring.u) and tries < 2 * CANCEL_ROUNDS:
+    while uring_has_overflow(&ring.u) and tries < 2 * CANCEL_ROUNDS_MAX:
         # The kernel keeps completions that found the queue full; they would be lost with the ring.
         tries += 1
         ring.dispatch()
@@ -99,13 +98,13 @@ cdef int await_workers(Ring ring) except -1:
     Only this thread can take their completions.
     """
     cdef int before, waits = 0
-    while ring.run_waits_count and waits < RETRIES:
+    while ring.run_waits_count and waits < RETRIES_MAX:
         before = ring.run_waits_count
         with nogil:
-            uring_wait_more(&ring.u, 1, LINGER)
+            uring_wait_more(&ring.u, 1, LINGER_NS)
         ring._take_completions_of(NULL)
         waits = 0 if ring.run_waits_count < before else waits + 1
-        if waits == OPEN_ROUNDS:
+        if waits == OPEN_ROUNDS_MAX:
             leave_opens(ring)
     return 0
 
@@ -158,11 +157,11 @@ cdef int drain(Ring ring) except -1:
         by_worker = by_worker or op.policy & WORKER_OWNS_MEMORY != 0
         expected += 1
         op = op.next
-    while ring.in_flight.next != &ring.in_flight and idle < RETRIES:
+    while ring.in_flight.next != &ring.in_flight and idle < RETRIES_MAX:
         idle += 1
         if by_worker:
             with nogil:
-                uring_wait_more(&ring.u, 1, LINGER)
+                uring_wait_more(&ring.u, 1, LINGER_NS)
         else:
             uring_submit_and_collect(&ring.u, expected)
             expected = 1

@@ -24,8 +24,12 @@ cdef enum:
     QUIET = 1
 
 
-cdef int RETRIES       # RETRIES_MAX and LINGER_NS, for other modules
-cdef int64_t LINGER
+cdef enum:
+    # Enters without progress, on a full submission queue for example, before the ring gives up.
+    RETRIES_MAX = 64
+    # How long one of RETRIES_MAX rounds waits for a kernel worker that a disk blocks: 2 s in all.
+    # Memory that the worker still uses after that is never freed.
+    LINGER_NS = 31_250_000
 
 
 # What is fixed for an operation before it starts: bits of `policy`.

@@ -2,14 +2,6 @@
 
 from typing import final
 
-SQ_ENTRIES: int
-CQ_ENTRIES: int
-SQ_ENTRIES_OF_THREAD: int
-RETRIES_MAX: int
-LINGER_NS: int
-BOUNDED_WORKERS_MAX: int
-UNBOUNDED_WORKERS_MAX: int
-
 @final
 class Ring:
     count: int

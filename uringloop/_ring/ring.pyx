@@ -104,36 +104,24 @@ from uringloop._ring.uring cimport (
 )
 
 
-# The queues are cyclic, and cleared when they are made: small ones stay in the cache. 128
-# submissions take 8 KiB; a full queue costs no more than an extra enter.
-SQ_ENTRIES = 128
-# 2048 completions take 32 KiB. An enter posts 20 of them (before kernel 6.13 all; the kernel keeps
-# those that do not fit). The size also determines the hash table for a cancel by user_data: with
-# 9,000 operations in flight a cancel takes 2.5 us, and 1.2 us with the largest table, that of 8192
-# completions.
-CQ_ENTRIES = 2048
-# A kernel thread (SQPOLL) frees submissions only after it has processed all that it found.
-SQ_ENTRIES_OF_THREAD = 512
-# Enters without progress, on a full submission queue for example, before the ring gives up.
-RETRIES_MAX = 64
-# How long one of RETRIES_MAX rounds waits for a kernel worker that a disk blocks: 2 s in all.
-# Memory that the worker still uses after that is never freed.
-LINGER_NS = 2_000_000_000 // RETRIES_MAX
-# The kernel's worker threads for regular files, which wait rather than compute: 32 sync 1.3 times
-# as many files a second as 8, and more gain nothing. Then those for other files, by default
-# unlimited.
-BOUNDED_WORKERS_MAX = 32
-UNBOUNDED_WORKERS_MAX = 64
-
 cdef enum:
+    # The queues are cyclic, and cleared when they are made: small ones stay in the cache. 128
+    # submissions take 8 KiB; a full queue costs no more than an extra enter.
+    SQ_ENTRIES = 128
+    # 2048 completions take 32 KiB. An enter posts 20 of them (before kernel 6.13 all; the kernel
+    # keeps those that do not fit). The size also determines the hash table for a cancel by
+    # user_data: with 9,000 operations in flight a cancel takes 2.5 us, and 1.2 us with the largest
+    # table, that of 8192 completions.
+    CQ_ENTRIES = 2048
+    # A kernel thread (SQPOLL) frees submissions only after it has processed all that it found.
+    SQ_ENTRIES_OF_THREAD = 512
+    # The kernel's worker threads for regular files, which wait rather than compute: 32 sync 1.3
+    # times as many files a second as 8, and more gain nothing. Then those for other files, by
+    # default unlimited.
+    BOUNDED_WORKERS_MAX = 32
+    UNBOUNDED_WORKERS_MAX = 64
     # Completions that end a sleep in which they gather: a turn with so many is cheap enough.
     BATCH_MAX = 64
-
-# C globals: module dictionaries may be cleared at the interpreter's shutdown.
-cdef int RETRIES = RETRIES_MAX
-cdef int64_t LINGER = LINGER_NS
-cdef unsigned int BOUNDED_WORKERS = BOUNDED_WORKERS_MAX
-cdef unsigned int UNBOUNDED_WORKERS = UNBOUNDED_WORKERS_MAX
 
 uring_watch_forks()
 
@@ -218,7 +206,7 @@ cdef class Ring:
         sqe = uring_get_submission(&self.u)
         while sqe == NULL:
             tries += 1
-            if tries > RETRIES:
+            if tries > RETRIES_MAX:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
             if self.permission == ENTER_FORBIDDEN:
@@ -231,7 +219,7 @@ cdef class Ring:
         cdef int tries = 0
         while uring_room(&self.u) < count:
             tries += 1
-            if tries > RETRIES:
+            if tries > RETRIES_MAX:
                 raise os_error(-EAGAIN, "io_uring_enter")
             self.submit()
             if self.permission == ENTER_FORBIDDEN:
@@ -482,7 +470,7 @@ cdef class Ring:
         operation at once, its completion is dispatched like any other.
         """
         cdef int tries = 0
-        while op.in_flight and tries < RETRIES and self.permission != ENTER_FORBIDDEN:
+        while op.in_flight and tries < RETRIES_MAX and self.permission != ENTER_FORBIDDEN:
             tries += 1
             # Every round cancels, so that a completion comes: the operation's or the cancel's.
             self.cancel(op)
@@ -526,7 +514,7 @@ cdef class Ring:
     cdef int limit_workers(self) except -1:
         """Limit the worker threads that the kernel starts for this ring; ignore a failure."""
         self.workers_limited = True
-        uring_limit_workers(&self.u, BOUNDED_WORKERS, UNBOUNDED_WORKERS)
+        uring_limit_workers(&self.u, BOUNDED_WORKERS_MAX, UNBOUNDED_WORKERS_MAX)
         return 0
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────
