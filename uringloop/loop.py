@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import select
 import socket
 import ssl as ssl_module
 from collections.abc import Callable, Sequence
@@ -517,16 +518,16 @@ class Loop(BaseLoop):
     # ── readers and writers ──────────────────────────────────────────────────────────────────
 
     def add_reader(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        self._add_watcher(fd, watchers.READ, callback, args)
+        self._add_watcher(fd, select.EPOLLIN, callback, args)
 
     def remove_reader(self, fd: FileLike) -> bool:
-        return self._remove_watcher(fd, watchers.READ)
+        return self._remove_watcher(fd, select.EPOLLIN)
 
     def add_writer(self, fd: FileLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        self._add_watcher(fd, watchers.WRITE, callback, args)
+        self._add_watcher(fd, select.EPOLLOUT, callback, args)
 
     def remove_writer(self, fd: FileLike) -> bool:
-        return self._remove_watcher(fd, watchers.WRITE)
+        return self._remove_watcher(fd, select.EPOLLOUT)
 
     def _add_watcher(
         self, fd: FileLike, event: int, callback: Callable[..., Any], args: tuple[Any, ...]

@@ -82,12 +82,12 @@ class Child:
             self._watch_in_thread()
             return
         self.loop._signals.before[signal.SIGCHLD] = reap_ended
-        self.loop._watchers.watch(self.pidfd, watchers.READ, self._ended, ())
+        self.loop._watchers.watch(self.pidfd, select.EPOLLIN, self._ended, ())
         self._waiter = Waiter.LOOP
 
     def _unwatch(self) -> None:
         if self._waiter is Waiter.LOOP:
-            self.loop._watchers.remove(self.pidfd, watchers.READ)
+            self.loop._watchers.remove(self.pidfd, select.EPOLLIN)
         self._waiter = Waiter.NOBODY
 
     def _watch_in_thread(self) -> None:

@@ -2,9 +2,5 @@
 
 from typing import final
 
-COMPACT_ABOVE: int
-CAPACITY_AT_START: int
-CACHE_LINE: int
-
 @final
 class TimerHeap: ...

@@ -32,18 +32,12 @@ from uringloop._turn.handles cimport TimerHandle, is_unshared, traverse_waiting
 from uringloop._turn.spare_handles cimport new_spare_timers
 
 
-# asyncio's own numbers: compact a heap of more than 100 timers when half of them are cancelled.
-COMPACT_ABOVE = 100
-# Initial capacity; it doubles when full, and halves when three quarters are empty.
-CAPACITY_AT_START = 64
-CACHE_LINE = 64
-
-cdef Py_ssize_t COMPACT = COMPACT_ABOVE
-cdef Py_ssize_t FIRST = CAPACITY_AT_START
-cdef Py_ssize_t LINE = CACHE_LINE
-
-
 cdef enum:
+    # asyncio's own numbers: compact a heap of more than 100 timers when half of them are cancelled.
+    COMPACT_ABOVE = 100
+    # Initial capacity; it doubles when full, and halves when three quarters are empty.
+    CAPACITY_AT_START = 64
+    CACHE_LINE = 64
     # The memory of due timers is fetched before they run: the handle while this many others come
     # first, and later its context.
     HANDLE_AHEAD = 8
@@ -88,7 +82,7 @@ cdef class TimerHeap:
         if self.is_sparse():
             self.spare.give_chain(self.compact())
         if self.count == self.capacity:
-            self._resize(max(2 * self.capacity, FIRST))
+            self._resize(max(2 * self.capacity, CAPACITY_AT_START))
         self.sequence += 1
         timer.sequence = self.sequence
         if not FREE_THREADED or is_unshared(<PyObject*>timer):
@@ -122,13 +116,13 @@ cdef class TimerHeap:
                 self._grow_due()
             self.due[self.due_end] = self._pop()
             count_size(&self.due_end, 1)
-        if self.capacity > FIRST and 4 * self.count < self.capacity:
+        if self.capacity > CAPACITY_AT_START and 4 * self.count < self.capacity:
             try:
-                self._resize(max(self.capacity // 2, FIRST))
+                self._resize(max(self.capacity // 2, CAPACITY_AT_START))
             except MemoryError:
                 # The heap keeps the memory that it has.
                 return 0
-            if self.capacity == FIRST:
+            if self.capacity == CAPACITY_AT_START:
                 # Timers of a burst: each keeps the memory around it from being given back.
                 self.spare.clear()
         return 0
@@ -174,7 +168,7 @@ cdef class TimerHeap:
         """Return whether so many timers are cancelled that `compact` is worth its time."""
         # Other threads may cancel timers meanwhile.
         cdef Py_ssize_t cancelled = load_size(&self.cancelled)
-        return cancelled > COMPACT and 2 * cancelled > self.count
+        return cancelled > COMPACT_ABOVE and 2 * cancelled > self.count
 
     cdef PyObject *compact(self) except? NULL:
         """Remove the cancelled timers and return them as a chain, which the caller then owns.
@@ -201,12 +195,12 @@ cdef class TimerHeap:
     # ── memory ───────────────────────────────────────────────────────────────────────────────
 
     cdef int _resize(self, Py_ssize_t capacity) except -1:
-        cdef char *storage = <char*>PyMem_Malloc(capacity * sizeof(Entry) + 2 * LINE)
+        cdef char *storage = <char*>PyMem_Malloc(capacity * sizeof(Entry) + 2 * CACHE_LINE)
         cdef uintptr_t line
         if storage == NULL:
             raise MemoryError
         # Entries 1 to 4, the first four children, begin a cache line.
-        line = (<uintptr_t>storage + 2 * LINE - 1) & ~<uintptr_t>(LINE - 1)
+        line = (<uintptr_t>storage + 2 * CACHE_LINE - 1) & ~<uintptr_t>(CACHE_LINE - 1)
         if self.count:
             memcpy(<Entry*>line - 1, self.entries, self.count * sizeof(Entry))
         PyMem_Free(self.storage)
@@ -216,7 +210,7 @@ cdef class TimerHeap:
         return 0
 
     cdef int _grow_due(self) except -1:
-        cdef Py_ssize_t capacity = max(2 * self.due_capacity, FIRST)
+        cdef Py_ssize_t capacity = max(2 * self.due_capacity, CAPACITY_AT_START)
         cdef PyObject **grown = <PyObject**>PyMem_Realloc(
             self.due, capacity * sizeof(PyObject*))
         if grown == NULL:
@@ -228,7 +222,7 @@ cdef class TimerHeap:
     cdef void _forget_due(self) noexcept:
         """Empty the due list, whose timers have all run; free its memory if it has grown."""
         self._empty_due()
-        if self.due_capacity > FIRST:
+        if self.due_capacity > CAPACITY_AT_START:
             PyMem_Free(self.due)
             self.due = NULL
             self.due_capacity = 0

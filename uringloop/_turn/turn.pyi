@@ -11,9 +11,6 @@ from typing_extensions import disjoint_base
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-COLLECT_ROUNDS_MAX: int
-SLEEP_MAX_NS: int
-
 @disjoint_base
 class LoopCore:
     slow_callback_duration: float

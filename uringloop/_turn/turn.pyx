@@ -59,14 +59,12 @@ from uringloop._turn.timing cimport (
     FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most, note_longest)
 
 
-# One enter brings 20 deferred completions (kernel 6.13+). After this many enters in one turn,
-# callbacks run, however many sockets are ready.
-COLLECT_ROUNDS_MAX = 16
+cdef enum:
+    # One enter brings 20 deferred completions (kernel 6.13+). After this many enters in one turn,
+    # callbacks run, however many sockets are ready.
+    COLLECT_ROUNDS_MAX = 16
 # Longest sleep, as in asyncio: for a later deadline the loop sleeps several times.
-SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
-
-cdef int ROUNDS = COLLECT_ROUNDS_MAX
-cdef int64_t SLEEP_MAX = SLEEP_MAX_NS
+cdef int64_t SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
 
 cdef object FUTURE = asyncio.Future
 cdef tuple NO_ARGS = ()
@@ -285,7 +283,7 @@ cdef class LoopCore:
             fall_back(self.ring)
         if self.ring.has_completions() or not self.ring.old_completions_dispatched:
             self.dispatch()
-        while held_back and self.ring.has_task_work() and rounds < ROUNDS:
+        while held_back and self.ring.has_task_work() and rounds < COLLECT_ROUNDS_MAX:
             rounds += 1
             count_total(&self.counters.overflows, self.ring.has_overflow())
             # The enter also submits what protocols wrote: the connections are in the cache now.
@@ -433,7 +431,7 @@ cdef class LoopCore:
         deadline = self.timers.next_deadline_ns()
         if self.is_idle() and not self.fetch_held_back():
             if deadline != NO_DEADLINE:
-                timeout = min(deadline - self.now_ns(), SLEEP_MAX)
+                timeout = min(deadline - self.now_ns(), SLEEP_MAX_NS)
             # If another thread has put a handle into the inbox meanwhile, the loop stays awake.
             if (timeout == URING_FOREVER or timeout > 0) and self.inbox.fall_asleep():
                 self.sleep(timeout)

@@ -7,8 +7,6 @@ from typing import Self, final
 from uringloop._turn.flushable import Flushable
 from uringloop._turn.turn import LoopCore
 
-READ: int
-WRITE: int
 RETRY_DELAY: int
 
 def transport_of(loop: LoopCore, fd: int) -> asyncio.Transport | None: ...

@@ -50,13 +50,11 @@ from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore, give_back, runs_here, try_to_claim
 
 
-READ = EPOLLIN
-WRITE = EPOLLOUT
-
-# A removal can leave a few events of a descriptor that is not watched any more. More completions in
-# a row than these with such events mean that epoll reports a closed descriptor, which a duplicate
-# keeps in the instance.
-cdef int STALE_BATCHES_MAX = 16
+cdef enum:
+    # A removal can leave a few events of a descriptor that is not watched any more. More
+    # completions in a row than these with such events mean that epoll reports a closed descriptor,
+    # which a duplicate keeps in the instance.
+    STALE_BATCHES_MAX = 16
 # Seconds until the next wait after an error that stays; asyncio's for accepting.
 RETRY_DELAY = constants.ACCEPT_RETRY_DELAY
 
@@ -106,8 +104,8 @@ cdef class Watchers(Flushable):
     def watch(self, int fd, unsigned int event, callback, args, file=None):
         """Run *callback* with *args* whenever *fd* is ready; replace an earlier callback.
 
-        *event* is READ or WRITE. Raises OSError: PermissionError for a file that is always ready,
-        such as a regular one.
+        *event* is EPOLLIN or EPOLLOUT. Raises OSError: PermissionError for a file that is always
+        ready, such as a regular one.
         """
         cdef Watched watched = self.watched.get(fd)
         cdef Handle handle
