@@ -18,16 +18,15 @@ from uringloop._turn.freelist cimport FreeList
 from uringloop._cpython.stdlib import WRITE_TAKES_BYTES_LIKE
 
 
-# Most connections have one write in a turn, which needs no allocation: 80 bytes less per
-# connection. The first allocation has room for several.
-CAPACITY_OF_MANY = 4
-# Bytes of one send: a longer one would report its progress, and release its buffers, too late.
-SEND_MAX = 1024 * 1024
+cdef enum:
+    # Most connections have one write in a turn, which needs no allocation: 80 bytes less per
+    # connection. The first allocation has room for several.
+    CAPACITY_OF_MANY = 4
+    # Bytes of one send: a longer one would report its progress, and release its buffers, too late.
+    SEND_MAX = 1024 * 1024
 # asyncio's wording.
 BYTES_LIKE = (
     "a bytes-like object" if WRITE_TAKES_BYTES_LIKE else "a bytes, bytearray, or memoryview object")
-
-cdef Py_ssize_t BYTES_MAX = SEND_MAX
 
 
 @cython.final
@@ -74,9 +73,9 @@ cdef class WriteQueue:
         cdef Py_ssize_t offset = self.offset
         cdef PyObject *item = self.items[self.first]
         size = PyBytes_GET_SIZE(<bytes>item) - offset
-        if self.count == 1 or size >= BYTES_MAX:
+        if self.count == 1 or size >= SEND_MAX:
             self.data = PyBytes_AS_STRING(<bytes>item) + offset
-            self.data_size = min(size, BYTES_MAX)
+            self.data_size = min(size, SEND_MAX)
             self.single = True
             return 0
         if self.gathered == NULL:
@@ -86,9 +85,9 @@ cdef class WriteQueue:
             memset(&self.gathered.message, 0, sizeof(msghdr))
             self.gathered.message.msg_iov = self.gathered.vector
         index = 0
-        while index < self.count and index < VECTOR_MAX and total < BYTES_MAX:
+        while index < self.count and index < VECTOR_MAX and total < SEND_MAX:
             item = self.items[(self.first + index) & (self.capacity - 1)]
-            size = min(PyBytes_GET_SIZE(<bytes>item) - offset, BYTES_MAX - total)
+            size = min(PyBytes_GET_SIZE(<bytes>item) - offset, SEND_MAX - total)
             self.gathered.vector[index].iov_base = PyBytes_AS_STRING(<bytes>item) + offset
             self.gathered.vector[index].iov_len = size
             total += size

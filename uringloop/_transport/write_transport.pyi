@@ -7,12 +7,6 @@ from typing_extensions import disjoint_base
 
 from uringloop._transport.flow_control import FlowControl
 
-LAST_TURNS: int
-SEND_ALONE_MAX: int
-SEND_AT_ONCE_MIN: int
-WRITELINES_JOINS: bool
-WRITELINES_SKIPS_FALSE: bool
-
 @disjoint_base
 class WriteSource: ...
 

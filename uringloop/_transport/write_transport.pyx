@@ -22,6 +22,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 
+cdef bint WRITELINES_JOINS, WRITELINES_SKIPS_FALSE      # filled by the import
 from uringloop._cpython.stdlib import WRITELINES_JOINS, WRITELINES_SKIPS_FALSE
 from uringloop._kernel.atomics cimport count_total, load_size
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
@@ -34,30 +35,26 @@ from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport QUEUED_BYTES_MAX, is_elsewhere
 
 
-# From this size on bytes are sent by write() itself: at the end of the turn they are no longer in
-# the processor's cache, and the system call costs little beside copying them.
-SEND_AT_ONCE_MIN = 8 * 1024
-# A single transport's bytes up to this size are sent without the ring; more is submitted, so that
-# the kernel finishes a partial send.
-SEND_ALONE_MAX = 64 * 1024
-# After a failed send, the turns to wait for completions of the receive: they may follow the send's
-# own completion, or come in the next batch.
-LAST_TURNS = 2
-
-cdef bint LINES_ARE_JOINED = WRITELINES_JOINS
-cdef bint SKIPS_FALSE = WRITELINES_SKIPS_FALSE
-cdef Py_ssize_t ALONE_MAX = SEND_ALONE_MAX
-cdef Py_ssize_t AT_ONCE_MIN = SEND_AT_ONCE_MIN
+cdef enum:
+    # From this size on bytes are sent by write() itself: at the end of the turn they are no longer
+    # in the processor's cache, and the system call costs little beside copying them.
+    SEND_AT_ONCE_MIN = 8 * 1024
+    # A single transport's bytes up to this size are sent without the ring; more is submitted, so
+    # that the kernel finishes a partial send.
+    SEND_ALONE_MAX = 64 * 1024
+    # After a failed send, the turns to wait for completions of the receive: they may follow the
+    # send's own completion, or come in the next batch.
+    LAST_TURNS = 2
 
 
 cdef list as_list(object list_of_data):
     """Return the argument of writelines() as a list. Raises asyncio's TypeError."""
-    if not LINES_ARE_JOINED and not list_of_data:
+    if not WRITELINES_JOINS and not list_of_data:
         return []
     try:
         iterator = iter(list_of_data)
     except TypeError:
-        if LINES_ARE_JOINED:
+        if WRITELINES_JOINS:
             raise TypeError("can only join an iterable") from None
         raise
     return list(iterator)
@@ -65,9 +62,9 @@ cdef list as_list(object list_of_data):
 
 cdef list odd_pieces(list pieces):
     """Convert *pieces* that write() would not take to bytes. Raises asyncio's TypeError."""
-    if LINES_ARE_JOINED:
+    if WRITELINES_JOINS:
         return [b"".join(pieces)]
-    return [bytes(memoryview(data)) for data in pieces if data or not SKIPS_FALSE]
+    return [bytes(memoryview(data)) for data in pieces if data or not WRITELINES_SKIPS_FALSE]
 
 
 cdef class WriteSource:
@@ -106,7 +103,7 @@ cdef class WriteTransport(FlowControl):
         cdef list pieces
         cdef list items
         self.loop.check_owner()
-        if not LINES_ARE_JOINED:
+        if not WRITELINES_JOINS:
             self.check_eof_of_lines()
         pieces = list_of_data if type(list_of_data) is list else as_list(list_of_data)
         try:
@@ -177,7 +174,7 @@ cdef class WriteTransport(FlowControl):
     cdef int queue_grew(self, Py_ssize_t size) except -1:
         """The queue has grown by *size*: send at once if it is large, else at the turn's end."""
         self.loop.queued_bytes += size
-        if self.queue.size >= AT_ONCE_MIN or self.queue.size > self.high_water:
+        if self.queue.size >= SEND_AT_ONCE_MIN or self.queue.size > self.high_water:
             self.send_now()
             if self.queue.size > self.high_water:
                 # asyncio pauses the protocol only for bytes that the socket had no room for.
@@ -229,7 +226,7 @@ cdef class WriteTransport(FlowControl):
     cdef int flush_alone(self) except -1:
         if self.source is not None and not self.loses_writes():
             self.pull_source()
-        if self.queue.size <= ALONE_MAX:
+        if self.queue.size <= SEND_ALONE_MAX:
             self.send_now()
         return self.flush()
 
