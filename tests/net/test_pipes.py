@@ -32,10 +32,12 @@ from support.pipes import (
     writing,
 )
 from support.roles import Loop, in_thread, noise, on_loop, record_handler_calls, turns, until
+from support.sources import constant
 
 import uringloop
-from uringloop._net.pipe import READ_MAX
 from uringloop._turn import watchers
+
+READ_MAX = constant("_turn/turn.pxd", "SCRATCH_SIZE")
 
 
 def is_reading(reader: Reader, *, otherwise: bool) -> bool:

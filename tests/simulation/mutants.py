@@ -361,7 +361,7 @@ MUTANTS = (
     Mutant(
         "connections that waited during EMFILE are not accepted",
         "_net/listener.pyx",
-        "            self.start()\n            self.accept_waiting(ACCEPTS)\n",
+        "            self.start()\n            self.accept_waiting(ACCEPTS_MAX)\n",
         "            self.start()\n",
     ),
     Mutant(

@@ -11,12 +11,7 @@ from uringloop._turn.turn import LoopCore
 
 _T = TypeVar("_T", bound=DatagramTransport)
 
-RECEIVED_MAX: int
-RECEIVE_SIZE: int
-UDP_GRO: int
 RETRY_DELAY: float
-HEADER_SIZE: int
-EMPTY_DATAGRAMS_ARE_SENT: bool
 
 class DatagramClass(asyncio.Transport, asyncio.DatagramTransport): ...
 

@@ -58,27 +58,27 @@ from uringloop._transport.transport cimport (
     CLOSING, ENDING, load_life, pending_exception, socket_extra)
 from uringloop._turn.turn cimport LoopCore
 
+cdef bint EMPTY_DATAGRAMS_ARE_SENT      # filled by the import
 from uringloop._cpython.stdlib import EMPTY_DATAGRAMS_ARE_SENT
 
 
-# Datagrams received after one poll before other connections are served.
-RECEIVED_MAX = 16
-# asyncio's: for a socket that does not return the size of its datagram.
-RECEIVE_SIZE = 256 * 1024
-# udp(7); the socket module has no name for it.
-UDP_GRO = 104
+cdef enum:
+    # Datagrams received after one poll before other connections are served.
+    RECEIVED_MAX = 16
+    # asyncio's: for a socket that does not return the size of its datagram.
+    RECEIVE_SIZE = 256 * 1024
+    # udp(7); the socket module has no name for it.
+    UDP_GRO = 104
 # Seconds until the next attempt on a socket that a poll reports as ready although it is not: a
 # half-closed socket, or one whose receiver's queue is full, which poll(2) checks only for connected
 # UNIX sockets.
 RETRY_DELAY = 0.001
 # What asyncio counts for each queued datagram beside its bytes, where it sends empty ones.
-HEADER_SIZE = 8 if EMPTY_DATAGRAMS_ARE_SENT else 0
+cdef Py_ssize_t HEADER_SIZE = 8 if EMPTY_DATAGRAMS_ARE_SENT else 0
 
 cdef object NAME_DATAGRAM_RECEIVED = "datagram_received"
 cdef object NAME_ERROR_RECEIVED = "error_received"
 cdef int ENOTCONN = error_numbers.ENOTCONN
-cdef Py_ssize_t HEADER = HEADER_SIZE
-cdef bint EMPTY_TOO = EMPTY_DATAGRAMS_ARE_SENT
 # The families and types whose datagrams fit into the pool's buffers. SCTP's messages may be larger.
 cdef frozenset RING_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset RING_TYPES = frozenset((socket.SOCK_DGRAM, socket.SOCK_RAW))
@@ -314,7 +314,7 @@ cdef class DatagramTransport(FlowControl):
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(
                 f"data argument must be a bytes-like object, not {type(data).__name__!r}")
-        if not EMPTY_TOO and not data:
+        if not EMPTY_DATAGRAMS_ARE_SENT and not data:
             return
         if isinstance(data, memoryview) and not data.c_contiguous:
             data = bytes(data)
@@ -342,7 +342,7 @@ cdef class DatagramTransport(FlowControl):
             self.submit_room()
         data = bytes(data)
         self.queue.append((data, addr))
-        count_size(&self.queue_size, len(data) + HEADER)
+        count_size(&self.queue_size, len(data) + HEADER_SIZE)
         self.pause_protocol()
 
     cdef bint send_one(self, object data, object address) except -1:
@@ -443,7 +443,7 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int drop_first(self) except -1:
         cdef bytes data = self.queue.popleft()[0]
-        count_size(&self.queue_size, -PyBytes_GET_SIZE(data) - HEADER)
+        count_size(&self.queue_size, -PyBytes_GET_SIZE(data) - HEADER_SIZE)
         return 0
 
     cdef int end_if_closing(self) except -1:

@@ -46,7 +46,7 @@ from uringloop._kernel.libc cimport (
 )
 from uringloop._kernel.sockets cimport uring_may_accept
 from uringloop._kernel.waits cimport uring_is_nonblocking
-from uringloop._net.shared_listeners cimport ACCEPTS, ListeningSocket, SharedListeners
+from uringloop._net.shared_listeners cimport ACCEPTS_MAX, ListeningSocket, SharedListeners
 from uringloop._net.stream_transport cimport (
     StreamTransport,
     new_accepted,
@@ -75,9 +75,10 @@ cdef frozenset LASTING_ERRORS = frozenset((-EBADF, -EINVAL, -ENOTSOCK, -EOPNOTSU
 cdef frozenset SHORTAGES = frozenset((-EMFILE, -ENFILE, -ENOBUFS, -ENOMEM))
 # Addresses of a socket that accepts connections to every address of the machine.
 cdef frozenset ANY_ADDRESS = frozenset(("0.0.0.0", "::"))
-# linux/in.h and linux/in6.h: the socket module has no names for them.
-cdef int IP_TRANSPARENT = 19
-cdef int IPV6_TRANSPARENT = 75
+cdef enum:
+    # linux/in.h and linux/in6.h: the socket module has no names for them.
+    IP_TRANSPARENT = 19
+    IPV6_TRANSPARENT = 75
 # The families whose addresses are kept as the kernel's structures.
 cdef frozenset NAMED_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 
@@ -157,7 +158,7 @@ cdef class Listener(ListeningSocket):
         try:
             # The poll has also woken the other processes, which may accept meanwhile.
             if res > 0 and (alone or uring_may_accept(self.fd)):
-                self.accept_waiting(ACCEPTS if alone else 1)
+                self.accept_waiting(ACCEPTS_MAX if alone else 1)
         finally:
             # Also if the factory raises KeyboardInterrupt: the next run accepts.
             if not flags & IORING_CQE_F_MORE:
@@ -184,7 +185,7 @@ cdef class Listener(ListeningSocket):
     cdef int flush(self) except -1:
         self.start()
         if not self.shared or self.is_alone():
-            self.accept_waiting(ACCEPTS)
+            self.accept_waiting(ACCEPTS_MAX)
         return 0
 
     cdef int accept_waiting(self, int most) except -1:
@@ -251,7 +252,7 @@ cdef class Listener(ListeningSocket):
             self.failures = 0
             return False
         self.failures += 1
-        if res in CONNECTION_ERRORS and self.failures < ACCEPTS:
+        if res in CONNECTION_ERRORS and self.failures < ACCEPTS_MAX:
             return True
         if ((res == -EMFILE or res == -ENFILE) and not self.loop.ring.u.sleeps_in_ring
                 and uring_use_reserve(&self.loop.ring.u)):
@@ -386,7 +387,7 @@ cdef class Listener(ListeningSocket):
             self.pause_accepting(res)
         else:
             self.start()
-            self.accept_waiting(ACCEPTS)
+            self.accept_waiting(ACCEPTS_MAX)
 
     cdef int report(self, object exc, str message) except -1:
         self.loop.call_exception_handler(

@@ -8,8 +8,6 @@ from uringloop._transport.read_transport import ReadTransport
 from uringloop._transport.write_transport import WriteTransport
 from uringloop._turn.turn import LoopCore
 
-READ_MAX: int
-
 @final
 class ReadPipeTransport(ReadTransport):
     def close(self) -> None: ...

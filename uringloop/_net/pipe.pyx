@@ -52,9 +52,6 @@ from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
 
-# asyncio's largest read of a pipe. A pipe of default size holds a quarter of that.
-READ_MAX = SCRATCH_SIZE
-
 cdef object NAME_DATA_RECEIVED = "data_received"
 cdef str READ_FAILED = "Fatal read error on pipe transport"
 cdef int EIO = error_numbers.EIO

@@ -7,7 +7,9 @@ from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.turn cimport LoopCore
 
 
-cdef int ACCEPTS            # ACCEPTS_MAX
+cdef enum:
+    # Connections accepted in a row before other work runs.
+    ACCEPTS_MAX = 32
 
 
 cdef class ListeningSocket(Flushable):

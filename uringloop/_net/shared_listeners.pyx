@@ -41,42 +41,30 @@ from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.turn cimport LoopCore
 
 
-# Connections accepted in a row before other work runs.
-ACCEPTS_MAX = 32
+cdef enum:
+    # The interval at which a loop that does not sleep polls the accept epoll, which takes 0.2 us.
+    LOOK_EVERY_NS = 100_000
 
-# The interval at which a loop that does not sleep polls the accept epoll, which takes 0.2 us.
-LOOK_EVERY_NS = 100_000
+    # After a sleep, this many turns accept one connection each and call sched_yield(2) first: the
+    # processes that the next connections have woken need time to run. Without the call, one of four
+    # idle processes on two processors often got all of a burst of 40 connections.
+    SINGLES_MAX = 8
+    # The value of SharedListeners.full_turns at which a turn accepts up to ACCEPTS_MAX connections.
+    FULL_TURNS_MAX = SINGLES_MAX + 5
 
-# After a sleep, this many turns accept one connection each and call sched_yield(2) first: the
-# processes that the next connections have woken need time to run. Without the call, one of four
-# idle processes on two processors often got all of a burst of 40 connections.
-SINGLES_MAX = 8
+    # The interval at which a process that does not sleep calls sched_yield(2). Without the call it
+    # accepted for as long as the scheduler let it run: of 480 connections, which four processes
+    # answer in 25 ms, one process got less than half of its share in 15 of 100 runs, and now in 3.
+    # A call for each connection cost a busy server 8 %.
+    YIELD_EVERY_NS = 300_000
 
-# The interval at which a process that does not sleep calls sched_yield(2). Without the call it
-# accepted for as long as the scheduler let it run: of 480 connections, which four processes answer
-# in 25 ms, one process got less than half of its share in 15 of 100 runs, and now in 3. A call for
-# each connection cost a busy server 8 %.
-YIELD_EVERY_NS = 300_000
+    # After this many short sleeps in a row, none of them ended by a new connection, a process
+    # counts as busy with the connections that it has.
+    SHORT_SLEEPS_MAX = 16
 
-# After this many short sleeps in a row, none of them ended by a new connection, a process counts as
-# busy with the connections that it has.
-SHORT_SLEEPS_MAX = 16
+    # The interval of checks whether others accept from this process's sockets. One takes 0.6 us.
+    OTHERS_EVERY_NS = 1_000_000
 
-# The interval of searches for connections that another process was woken for and did not accept.
-SEARCH_EVERY_NS = URING_SEARCH_NS
-
-# The interval of checks whether others accept from this process's sockets. A check takes 0.6 us.
-OTHERS_EVERY_NS = 1_000_000
-
-cdef int ACCEPTS = ACCEPTS_MAX
-cdef int64_t LOOK_EVERY = LOOK_EVERY_NS
-cdef int64_t SEARCH_EVERY = SEARCH_EVERY_NS
-cdef int64_t OTHERS_EVERY = OTHERS_EVERY_NS
-cdef int64_t YIELD_EVERY = YIELD_EVERY_NS
-cdef unsigned int SHORT_SLEEPS = SHORT_SLEEPS_MAX
-cdef int SINGLES = SINGLES_MAX
-# The value of SharedListeners.full_turns at which a turn accepts up to ACCEPTS_MAX connections.
-cdef int FULL_TURNS_MAX = SINGLES_MAX + 5
 # The number of this process's loops that accept from a shared socket, by its inode; changed in
 # a critical section.
 cdef dict LOOPS = {}
@@ -105,7 +93,7 @@ cdef class ListeningSocket(Flushable):
             self.forks = self.loop.ring.forks()
             return True
         now = uring_clock_ns()
-        if now - self.checked_ns < OTHERS_EVERY:
+        if now - self.checked_ns < OTHERS_EVERY_NS:
             return False
         self.checked_ns = now
         return self.inode in LOOPS or uring_is_shared(self.fd)
@@ -173,15 +161,15 @@ cdef class SharedListeners(Flushable):
             return self.dissolve()
         if u.sleeps_in_ring:
             return 0
-        if u.short_sleeps >= SHORT_SLEEPS:
+        if u.short_sleeps >= SHORT_SLEEPS_MAX:
             return self.sleep_in_ring()
         if u.ready_fd < 0:
             now = uring_clock_ns()
-            if now - self.looked_ns < LOOK_EVERY:
+            if now - self.looked_ns < LOOK_EVERY_NS:
                 return 0
             self.looked_ns = now
             uring_poll_accept_epoll(u, 0)
-            if u.ready_fd < 0 and now - self.searched_ns >= SEARCH_EVERY:
+            if u.ready_fd < 0 and now - self.searched_ns >= URING_SEARCH_NS:
                 self.searched_ns = now
                 self.search()
         return self.accept_ready()
@@ -214,22 +202,22 @@ cdef class SharedListeners(Flushable):
         if self.full_turns and uring_is_crowded(listener.fd):
             self.full_turns = FULL_TURNS_MAX
         elif self.full_turns and (
-                self.full_turns < SINGLES or now - self.yielded_ns >= YIELD_EVERY):
+                self.full_turns < SINGLES_MAX or now - self.yielded_ns >= YIELD_EVERY_NS):
             self.yielded_ns = now
             with nogil:
                 sched_yield()
-        most = min(1 << max(0, self.full_turns - SINGLES), ACCEPTS)
+        most = min(1 << max(0, self.full_turns - SINGLES_MAX), ACCEPTS_MAX)
         if listener.accept_waiting(most) == most:
             self.full_turns = min(self.full_turns + 1, FULL_TURNS_MAX)
         else:
-            self.full_turns = min(self.full_turns, SINGLES)
+            self.full_turns = min(self.full_turns, SINGLES_MAX)
         return 0
 
     cdef bint others_accept(self) except -1:
         """Whether other processes, or other loops of this one, accept from one of the sockets."""
         cdef ListeningSocket listener
         cdef int64_t now = uring_clock_ns()
-        if now - self.checked_ns >= OTHERS_EVERY:
+        if now - self.checked_ns >= OTHERS_EVERY_NS:
             self.checked_ns = now
             self.seen_others = False
             for listener in self.listeners.values():

@@ -7,13 +7,6 @@ from typing import ClassVar, final
 from uringloop._transport.write_transport import WriteTransport
 from uringloop._turn.turn import LoopCore
 
-AVERAGE_SHIFT: int
-LARGE_RECEIVE: int
-READ_AT_ONCE_MAX: int
-ROOM_AT_START: int
-ROOM_MAX: int
-SMALL_RECEIVE: int
-
 @final
 class StreamTransport(WriteTransport):
     """The transport of a TCP or UNIX stream connection without TLS."""

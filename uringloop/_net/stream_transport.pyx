@@ -100,27 +100,21 @@ from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.addresses cimport LocalEnd, python_address
 from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
-# Average bytes of a receive above which a connection is polled, and below which it no longer is.
-# Both modes take the same time at about 2.5 KB (50 clients).
-LARGE_RECEIVE = 4096
-SMALL_RECEIVE = 2048
-# The newest receive has a weight of one sixteenth.
-AVERAGE_SHIFT = 4
-# Bytes that one recv(2) asks for at first, and at most: the maximum is asyncio's.
-ROOM_AT_START = 16 * 1024
-ROOM_MAX = 256 * 1024
-# Bytes received in a row before other connections are served.
-READ_AT_ONCE_MAX = 256 * 1024
 
-cdef int LARGE = LARGE_RECEIVE
-cdef int SMALL = SMALL_RECEIVE
-cdef int SHIFT = AVERAGE_SHIFT
 cdef enum:
+    # Average bytes of a receive above which a connection is polled, and below which it no longer
+    # is. Both modes take the same time at about 2.5 KB (50 clients).
+    LARGE_RECEIVE = 4096
+    SMALL_RECEIVE = 2048
+    # The newest receive has a weight of one sixteenth.
+    AVERAGE_SHIFT = 4
+    # Bytes that one recv(2) asks for at first, and at most: the maximum is asyncio's.
+    ROOM_AT_START = 16 * 1024
+    ROOM_MAX = 256 * 1024
+    # Bytes received in a row before other connections are served.
+    READ_AT_ONCE_MAX = 256 * 1024
     # A value of polls_left: the ring has no multishot receive, or it would miss the end.
     ALWAYS_POLLED = -1
-cdef int ROOM_FIRST = ROOM_AT_START
-cdef int ROOM_LAST = ROOM_MAX
-cdef int AT_ONCE_MAX = READ_AT_ONCE_MAX
 
 cdef object NAME_EOF_RECEIVED = "eof_received"
 cdef str READ_FAILED = "Fatal read error on socket transport"
@@ -210,8 +204,8 @@ cdef class StreamTransport(WriteTransport):
         cdef bytes data
         count_total(&self.loop.counters.received_bytes, size)
         self.busy_turn = self.loop.counters.turns
-        self.average += (size - self.average) >> SHIFT
-        if self.average > LARGE and self.mode != POLL:
+        self.average += (size - self.average) >> AVERAGE_SHIFT
+        if self.average > LARGE_RECEIVE and self.mode != POLL:
             self.start_polling()
         try:
             if self.life >= CLOSING:
@@ -234,8 +228,8 @@ cdef class StreamTransport(WriteTransport):
     cdef int choose_mode(self, int size) except -1:
         """POLL_ONCE has brought *size* bytes: choose how to receive from now on."""
         count_total(&self.loop.counters.received_bytes, size)
-        self.average += (size - self.average) >> SHIFT
-        if self.average > LARGE:
+        self.average += (size - self.average) >> AVERAGE_SHIFT
+        if self.average > LARGE_RECEIVE:
             return self.start_polling()
         if self.polls_left > 0:
             self.polls_left -= 1
@@ -295,7 +289,7 @@ cdef class StreamTransport(WriteTransport):
         self.mode = POLL
         self.reports_inq = uring_enable_inq(self.fd)
         if not self.room:
-            self.room = ROOM_FIRST
+            self.room = ROOM_AT_START
         return self.stop_reading()
 
     cdef int on_poll(self, int res) except -1:
@@ -312,7 +306,7 @@ cdef class StreamTransport(WriteTransport):
             self.want_recv()
 
     cdef int read_directly(self) except -1:
-        """Receive until the socket is empty, the protocol pauses, or AT_ONCE_MAX bytes are
+        """Receive until the socket is empty, the protocol pauses, or READ_AT_ONCE_MAX bytes are
         received.
 
         The poll reports each arrival once; `readable` says that bytes are left.
@@ -321,7 +315,7 @@ cdef class StreamTransport(WriteTransport):
         cdef int left = 0
         cdef int total = 0
         self.readable = True
-        while (total < AT_ONCE_MAX
+        while (total < READ_AT_ONCE_MAX
                 and not (self.paused or self.stash or self.life >= CLOSING)
                 and self.receiving != ENDED):
             if uring_is_inherited(&self.loop.ring.u):
@@ -338,16 +332,16 @@ cdef class StreamTransport(WriteTransport):
                 return self.read_ended(size)
             if size == -EINTR:
                 # Not without end: a filter may return it for every call.
-                total += ROOM_FIRST
+                total += ROOM_AT_START
             if size > 0:
                 self.busy_turn = self.loop.counters.turns
                 total += size
                 count_total(&self.loop.counters.received_bytes, size)
-                self.average += (size - self.average) >> SHIFT
+                self.average += (size - self.average) >> AVERAGE_SHIFT
                 if left == 0 and not self.hung_up and not self.loop.nestable:
                     self.readable = False
                     break
-        if self.average < SMALL and self.mode == POLL:
+        if self.average < SMALL_RECEIVE and self.mode == POLL:
             # The next poll reports what is left in the socket.
             self.mode = POLL_ONCE
             self.readable = False
@@ -396,7 +390,7 @@ cdef class StreamTransport(WriteTransport):
             cut_bytes(&data, size)
         if left[0] > 0 or (left[0] < 0 and size == self.room):
             # The next message is expected to be as long as this one.
-            self.room = min(max(2 * self.room, size + left[0]), ROOM_LAST)
+            self.room = min(max(2 * self.room, size + left[0]), ROOM_MAX)
         else:
             self.room = max(size, self.room - ((self.room - size + 31) >> 5))
         owned = take_bytes(data)
@@ -425,7 +419,7 @@ cdef class StreamTransport(WriteTransport):
             size = -EINTR
         else:
             size = uring_receive(
-                self.fd, view.buf, min(view.len, AT_ONCE_MAX), self.reports_inq, left)
+                self.fd, view.buf, min(view.len, READ_AT_ONCE_MAX), self.reports_inq, left)
         # Released, so that the protocol may resize it in buffer_updated().
         PyBuffer_Release(&view)
         if size > 0:
@@ -538,7 +532,7 @@ cdef class StreamTransport(WriteTransport):
             self.busy_turn = self.loop.counters.turns
             total += len(item)
             deliver(self, item)
-            if (self.paused or self.life >= CLOSING or total >= AT_ONCE_MAX
+            if (self.paused or self.life >= CLOSING or total >= READ_AT_ONCE_MAX
                     or uring_is_inherited(&self.loop.ring.u)):
                 return 0
             if not self.stash:

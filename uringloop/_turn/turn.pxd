@@ -30,8 +30,9 @@ cdef enum:
 
 
 cdef enum:
-    # The most that read(2) takes from a pipe, and recv(2) from a program's socket. The kernel
-    # allocates only the pages that a call has reached.
+    # The most that read(2) takes from a pipe, as in asyncio, and recv(2) from a program's socket. A
+    # pipe of default size holds a quarter of that. The kernel allocates only the pages that a call
+    # has reached.
     SCRATCH_SIZE = 256 * 1024
 
 
