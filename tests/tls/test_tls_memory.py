@@ -15,16 +15,18 @@ import pytest
 from support.protocols import Collector, Echo
 from support.roles import Loop, noise, on_loop, reset, turns, until
 from support.sockets import tcp_pair
+from support.sources import constant
 from support.tls_contexts import Contexts, client_context, server_context
 from support.tls_peers import Peer, ending, tls_link, tls_stream
 
 import uringloop
 from uringloop._cpython import stdlib
 from uringloop._ring import backends
-from uringloop._tls import data_path
 
 RECORD = 16 * 1024
-PLENTY = 2 * data_path.SCRATCH_MAX + 7
+SCRATCH_MIN = constant("_tls/data_path.pyx", "SCRATCH_MIN")
+SCRATCH_MAX = constant("_tls/data_path.pyx", "SCRATCH_MAX")
+PLENTY = 2 * SCRATCH_MAX + 7
 
 
 @pytest.fixture(autouse=True, params=["used", "disabled"], ids=["lent", "copied"])
@@ -146,12 +148,12 @@ def test_a_damaged_record_among_others_is_an_error(
 
 SIZES = (
     1,
-    data_path.SCRATCH_MIN - 1,
-    data_path.SCRATCH_MIN,
+    SCRATCH_MIN - 1,
+    SCRATCH_MIN,
     RECORD,
     RECORD + 1,
     100_000,
-    data_path.SCRATCH_MAX,
+    SCRATCH_MAX,
     PLENTY,
 )
 

@@ -10,16 +10,18 @@ import sys
 import pytest
 from support.protocols import Collector, Echo
 from support.roles import Loop, connected, noise, on_loop, turns, until
+from support.sources import constant
 from support.tls_contexts import Contexts, client_context, server_context
 from support.tls_peers import SENDS_ALERTS, Filler, Peer, ending, records, tls_link, tls_stream
 
 import uringloop
 from uringloop._cpython import stdlib
-from uringloop._tls import data_path, ssl_protocol
 from uringloop._tls import records as native
+from uringloop._tls import ssl_protocol
 
 RECORD = 16 * 1024
-HELD = data_path.HELD_MAX
+HELD = constant("_tls/data_path.pyx", "HELD_MAX")
+LENGTH_MAX = constant("_tls/records.pyx", "LENGTH_MAX")
 
 
 def record(size: int, kind: int = 23) -> bytes:
@@ -32,16 +34,16 @@ def record(size: int, kind: int = 23) -> bytes:
 
 @pytest.mark.parametrize("cut", [1, 2, 4, 5, 6, 100, 1000])
 def test_record_ends_are_found_in_pieces_of_any_size(cut: int) -> None:
-    data = record(0) + record(1) + record(300) + record(native.LENGTH_MAX) + record(17, 21)
+    data = record(0) + record(1) + record(300) + record(LENGTH_MAX) + record(17, 21)
     pieces = [data[at : at + cut] for at in range(0, len(data), cut)]
-    sizes = [5, 6, 305, native.LENGTH_MAX + 5, 22]
+    sizes = [5, 6, 305, LENGTH_MAX + 5, 22]
     assert native.framed(*pieces) == (sizes, 0, True)
     assert native.framed(data[:-1]) == (sizes[:-1], 21, True)
 
 
 @pytest.mark.parametrize(
     "garbage",
-    [record(1, 19), record(1, 25), b"\x17\x02\x03\0\x01.", record(native.LENGTH_MAX + 1)],
+    [record(1, 19), record(1, 25), b"\x17\x02\x03\0\x01.", record(LENGTH_MAX + 1)],
 )
 def test_an_invalid_header_is_detected(garbage: bytes) -> None:
     assert native.framed(record(3), garbage) == ([8], 0, False)

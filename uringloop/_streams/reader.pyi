@@ -9,8 +9,6 @@ from typing_extensions import disjoint_base
 
 from uringloop._streams.read_buffer import ReadBuffer
 
-TARGET_MAX: int
-
 @final
 class Read(Coroutine[Any, Any, bytes]):
     __name__: str

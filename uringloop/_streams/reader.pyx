@@ -46,8 +46,9 @@ from uringloop._streams.read_waiter cimport PENDING, RESOLVED, ReadWaiter, new_w
 from uringloop._turn.turn cimport LoopCore
 
 
-# The largest result of readexactly() that is allocated before its bytes have come.
-TARGET_MAX = 256 * 1024
+cdef enum:
+    # The largest result of readexactly() that is allocated before its bytes have come.
+    TARGET_MAX = 256 * 1024
 
 ctypedef PyObject *(*step_type)(PyObject *) noexcept
 
@@ -58,7 +59,6 @@ cdef str FOUND_BEHIND = "Separator is found, but chunk is longer than limit"
 cdef str NOT_FOUND = "Separator is not found, and chunk exceed the limit"
 cdef str AWAITED = "cannot reuse already awaited coroutine"
 cdef object STOCK = streams.StreamReader
-cdef Py_ssize_t TARGET_UP_TO = TARGET_MAX
 cdef object NAME_SET_RESULT = "set_result"
 cdef bytes NEWLINE = b"\n"
 # A C global: at the interpreter's exit the names of modules are cleared.
@@ -243,7 +243,7 @@ cdef class ReaderCore(ReadBuffer):
         if self.target is None:
             unread = self.size()
             # A program that keeps `_buffer` finds every byte there.
-            if unread >= count or count > TARGET_UP_TO or self.is_kept():
+            if unread >= count or count > TARGET_MAX or self.is_kept():
                 return 0
             self.target = take_bytes(PyBytes_New(NULL, count))
             if unread:

@@ -4,12 +4,6 @@ from typing_extensions import disjoint_base
 
 from uringloop._transport.write_transport import WriteSource
 
-ALERTS_ARE_SENT: bool
-RECORD_MAX: int
-HELD_MAX: int
-SCRATCH_MIN: int
-SCRATCH_MAX: int
-
 @disjoint_base
 class TLSCore(WriteSource):
     def buffer_updated(self, nbytes: int) -> None: ...

@@ -39,28 +39,26 @@ from uringloop._transport.transport cimport Transport
 from uringloop._transport.write_transport cimport WriteSource, WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
+cdef bint ALERTS_ARE_SENT       # filled by the import
 from uringloop._cpython.stdlib import ALERTS_ARE_SENT, find
 
 
-# The most plaintext that a record holds; OpenSSL encrypts one record at a time.
-RECORD_MAX = 16 * 1024
-# Writes up to this size wait for the end of the turn and share a record: a record costs as much as
-# encrypting 4 KiB.
-HELD_MAX = 4 * 1024
-# From this size on the transport sends at once, so the records can be sent from a Scratch.
-SCRATCH_MIN = 8 * 1024
-# The most plaintext that is encrypted to a Scratch before it is sent: what asyncio reads at once.
-SCRATCH_MAX = 256 * 1024
+cdef enum:
+    # The most plaintext that a record holds; OpenSSL encrypts one record at a time.
+    RECORD_MAX = 16 * 1024
+    # Writes up to this size wait for the end of the turn and share a record: a record costs as much
+    # as encrypting 4 KiB.
+    HELD_MAX = 4 * 1024
+    # From this size on the transport sends at once, so the records can be sent from a Scratch.
+    SCRATCH_MIN = 8 * 1024
+    # The most plaintext that is encrypted to a Scratch before it is sent: what asyncio reads at
+    # once.
+    SCRATCH_MAX = 256 * 1024
 
-cdef Py_ssize_t RECORD = RECORD_MAX
-cdef Py_ssize_t HELD = HELD_MAX
-cdef Py_ssize_t SCRATCH_FROM = SCRATCH_MIN
-cdef Py_ssize_t SCRATCH_UP_TO = SCRATCH_MAX
 cdef object WRAPPED = find(sslproto, "SSLProtocolState.WRAPPED")
 cdef object FLUSHING = find(sslproto, "SSLProtocolState.FLUSHING")
 cdef str FAILED = "Fatal error on SSL protocol"
 cdef tuple ADDRESSES = ("peername", "sockname")
-cdef bint sends_alerts = ALERTS_ARE_SENT
 
 
 cdef class TLSCore(WriteSource):
@@ -279,7 +277,7 @@ cdef class TLSCore(WriteSource):
         self.records.take_in_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     cdef int fail_reading(self, object exc) except -1:
-        if sends_alerts and isinstance(exc, ssl.SSLError):
+        if ALERTS_ARE_SENT and isinstance(exc, ssl.SSLError):
             self._process_outgoing()
         self._fatal_error(exc, FAILED)
         return 0
@@ -433,9 +431,9 @@ cdef class TLSCore(WriteSource):
     cdef int write(self, bytes data) except -1:
         """Hold or send *data*, in place of SSLProtocol._write_appdata()."""
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        if self.held_size and self.held_size + size > RECORD:
+        if self.held_size and self.held_size + size > RECORD_MAX:
             self.release_before(data)
-        if (size <= HELD and self.writer is not None and not self._ssl_writing_paused
+        if (size <= HELD_MAX and self.writer is not None and not self._ssl_writing_paused
                 and not self._app_writing_paused and self.writing_stops > 0):
             return self.hold(data)
         if self.held_size:
@@ -507,7 +505,7 @@ cdef class TLSCore(WriteSource):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t done = 0
         try:
-            if size < SCRATCH_FROM:
+            if size < SCRATCH_MIN:
                 done = self.records.encrypt(data)
             if done < size:
                 self.write_rest(data, done)
@@ -551,7 +549,8 @@ cdef class TLSCore(WriteSource):
         cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t count = 1
         while done < size and count:
-            count = records.encrypt_from(PyBytes_AS_STRING(data) + done, min(size - done, RECORD))
+            count = records.encrypt_from(
+                PyBytes_AS_STRING(data) + done, min(size - done, RECORD_MAX))
             done += count
             if count and not self._ssl_writing_paused:
                 pieces.append(records.take_out())
@@ -565,7 +564,7 @@ cdef class TLSCore(WriteSource):
         cdef Py_ssize_t count = 1
         cdef Window window = self.records.window
         while done < size and count:
-            window.show(PyBytes_AS_STRING(data) + done, min(size - done, SCRATCH_UP_TO))
+            window.show(PyBytes_AS_STRING(data) + done, min(size - done, SCRATCH_MAX))
             count = self.records.encrypt_to(scratch, window)
             done += count
             taken = 0

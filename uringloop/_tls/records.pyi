@@ -3,9 +3,6 @@
 from ssl import MemoryBIO
 from typing import Self, final
 
-HEADER_SIZE: int
-LENGTH_MAX: int
-OVERHEAD_1_3: int
 SHORT_TAG: str
 
 @final

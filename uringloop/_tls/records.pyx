@@ -57,17 +57,15 @@ cdef extern from "Python.h":
     Py_ssize_t size_of_long "PyLong_AsSsize_t" (PyObject *number) except? -1
 
 
-# Type, version, length: RFC 8446, section 5.1.
-HEADER_SIZE = 5
-# TLS 1.3 allows a record 256 bytes more than its 2**14 bytes of plaintext. TLS 1.2 allows 2,048,
-# which no implementation uses.
-LENGTH_MAX = 2 ** 14 + 256
-# Header, type and tag of a record of TLS 1.3, except with the suite whose tag is shorter.
-OVERHEAD_1_3 = HEADER_SIZE + 1 + 16
+cdef enum:
+    # Type, version, length: RFC 8446, section 5.1.
+    HEADER_SIZE = 5
+    # TLS 1.3 allows a record 256 bytes more than its 16 KiB of plaintext. TLS 1.2 allows 2,048,
+    # which no implementation uses.
+    LENGTH_MAX = 16 * 1024 + 256
+    # Header, type and tag of a record of TLS 1.3, except with the suite whose tag is shorter.
+    OVERHEAD_1_3 = HEADER_SIZE + 1 + 16
 SHORT_TAG = "CCM_8"
-
-cdef Py_ssize_t HEADER = HEADER_SIZE
-cdef Py_ssize_t LONGEST = LENGTH_MAX
 cdef tuple AGAIN = (ssl.SSLWantReadError, ssl.SSLSyscallError)
 cdef object OBJECT = ssl.SSLObject
 cdef object ENGINE = find(_ssl, "_SSLSocket")
@@ -93,7 +91,7 @@ cdef class RecordFramer:
         """
         cdef Py_ssize_t used = 0
         cdef Py_ssize_t length, missing
-        while self.tail + used < HEADER:
+        while self.tail + used < HEADER_SIZE:
             if used == size:
                 self.tail += size
                 return 0
@@ -102,11 +100,11 @@ cdef class RecordFramer:
         length = (self.header[3] << 8) | self.header[4]
         # Types change_cipher_spec (20) to heartbeat (24), version SSL 3.0 or newer.
         if (self.broken or self.header[0] < 20 or self.header[0] > 24 or self.header[1] != 3
-                or length > LONGEST):
+                or length > LENGTH_MAX):
             self.broken = True
             self.tail = 0
             return 0
-        missing = HEADER + length - self.tail
+        missing = HEADER_SIZE + length - self.tail
         if missing > size:
             self.tail += size
             return 0
