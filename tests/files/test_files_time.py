@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from support.file_pairs import run
 from support.roles import resident_bytes
+from support.sources import constant
 
 import uringloop
 from uringloop import fs, tempfile
-from uringloop.files.scheduling import FREED_BYTES, free
+from uringloop.files.scheduling import free
 
 Loop = asyncio.AbstractEventLoop
 Work = Callable[[Any], Awaitable[Any]]
@@ -26,6 +27,7 @@ Work = Callable[[Any], Awaitable[Any]]
 # busy machine may exceed it in some runs, but not in all of TRIES.
 GAP_S = 0.002
 TRIES = 5
+FREED_BYTES = constant("files/scheduling.pyx", "FREED_BYTES")
 SHORT = b"line\n" * 600_000
 # For lists of lines: without a GIL CPython copies a list that grows, 600,000 items in 3 ms.
 LISTED = b"line\n" * 200_000

@@ -9,13 +9,7 @@ from uringloop.files.open_file import OpenFile
 from uringloop.files.positions import Chunk
 from uringloop.files.scheduling import CallLock
 
-LINES_MAX: int
-LINE_BYTES_MAX: int
-SPARSE_READ_BYTES: int
-SOUGHT_READ_BYTES: int
-AT_ONCE_BYTES: int
 CHUNK_BYTES: int
-TEXT_BYTES_MAX: int
 
 @final
 class ReadyLine:

@@ -41,35 +41,27 @@ from uringloop._kernel.files cimport SEEK_CUR, SEEK_SET, lseek, uring_read_cache
 from uringloop.files.positions import Chunk
 
 
-# Lines or bytes, whichever comes first, that are cut between two looks at the clock.
-LINES_MAX = 64
-LINE_BYTES_MAX = 16 * 1024
-
-# After a seek a read of at least this size takes nothing more than its bytes, and a smaller one
-# less than later ones: the program may seek again.
-SPARSE_READ_BYTES = 2048
-SOUGHT_READ_BYTES = 8192
-
-# A call that has waited for this turn reads so much even if other files have used up its time, and
-# at most SLICE_BYTES if they have not.
-AT_ONCE_BYTES = 16 * 1024
-
-cdef Py_ssize_t AT_ONCE = AT_ONCE_BYTES
-cdef Py_ssize_t SPARSE_BYTES = SPARSE_READ_BYTES
-cdef Py_ssize_t SOUGHT_BYTES = SOUGHT_READ_BYTES
-cdef bytes NOTHING = b""
-# The bytes that built-in text files decode at once. Programs that read and write the same file can
-# observe this size. Of more than the second one a call takes a part in each turn.
-CHUNK_BYTES = 8192
-TEXT_BYTES_MAX = 32 * 1024
-
-cdef Py_ssize_t CHUNK = CHUNK_BYTES
-cdef Py_ssize_t TEXT_BYTES = TEXT_BYTES_MAX
+cdef enum:
+    # Lines or bytes, whichever comes first, that are cut between two looks at the clock.
+    LINES_MAX = 64
+    LINE_BYTES_MAX = 16 * 1024
+    # After a seek a read of at least this size takes nothing more than its bytes, and a smaller one
+    # less than later ones: the program may seek again.
+    SPARSE_READ_BYTES = 2048
+    SOUGHT_READ_BYTES = 8192
+    # A call that has waited for this turn reads so much even if other files have used up its time,
+    # and at most SLICE_BYTES if they have not.
+    AT_ONCE_BYTES = 16 * 1024
+    # Of more bytes of text than this a call takes a part in each turn.
+    TEXT_BYTES_MAX = 32 * 1024
+cpdef enum:
+    # The bytes that built-in text files decode at once. Programs that read and write the same file
+    # can observe this size.
+    CHUNK_BYTES = 8192
 # Two such offsets can be added.
 cdef int64_t OFFSET_MAX = 1 << 61
 
-cdef Py_ssize_t LINES = LINES_MAX
-cdef Py_ssize_t LINE_BYTES = LINE_BYTES_MAX
+cdef bytes NOTHING = b""
 
 
 @cython.final
@@ -229,7 +221,7 @@ cdef class LineFile(OpenFile):
         """Whether *size* bytes may be read here and now, if they are in the page cache."""
         if not self.reads_cached or self._lock.loop is None or self.unread_bytes is not None:
             return False
-        return size <= AT_ONCE or size <= SLICE_BYTES and not self._lock.is_spent()
+        return size <= AT_ONCE_BYTES or size <= SLICE_BYTES and not self._lock.is_spent()
 
     cdef ssize_t read_cached(self, char *data, Py_ssize_t size, int *rest) noexcept:
         """Read what is in the page cache at the descriptor's position; see uring_read_cached."""
@@ -244,9 +236,9 @@ cdef class LineFile(OpenFile):
         cdef Py_ssize_t missing = size - have
         cdef Py_ssize_t room = self._buffer_size
         if missing > 0:
-            if missing >= room or self.sought and missing >= SPARSE_BYTES:
+            if missing >= room or self.sought and missing >= SPARSE_READ_BYTES:
                 return self.read_directly(size)
-            if not self.fill(min(room, SOUGHT_BYTES) if self.sought else room):
+            if not self.fill(min(room, SOUGHT_READ_BYTES) if self.sought else room):
                 return LATER
             size = min(size, PyBytes_GET_SIZE(self._ahead))
         return self.take_until(self._start + size)
@@ -329,7 +321,7 @@ cdef class LineFile(OpenFile):
             size += end - self._start
             count += 1
             self._start = end
-            if count >= LINES or size >= LINE_BYTES:
+            if count >= LINES_MAX or size >= LINE_BYTES_MAX:
                 count = size = 0
                 if self._lock.is_spent():
                     break
@@ -497,8 +489,8 @@ cdef class LineText:
         Returns False, as if nothing had been read, if they do, or if they cannot be decoded.
         """
         cdef LineFile buffer = self.buffer
-        cdef Py_ssize_t size = self.bytes_wanted(CHUNK, chars)
-        if self._decoder is None or size > TEXT_BYTES or not buffer.can_read():
+        cdef Py_ssize_t size = self.bytes_wanted(CHUNK_BYTES, chars)
+        if self._decoder is None or size > TEXT_BYTES_MAX or not buffer.can_read():
             return False
         if buffer._start < PyBytes_GET_SIZE(buffer._ahead):
             size = min(size, PyBytes_GET_SIZE(buffer._ahead) - buffer._start)
@@ -558,7 +550,7 @@ cdef class LineText:
             size += end - self._used
             count += 1
             self._used = end
-            if count >= LINES or size >= LINE_BYTES:
+            if count >= LINES_MAX or size >= LINE_BYTES_MAX:
                 count = size = 0
                 if self._lock.is_spent():
                     break

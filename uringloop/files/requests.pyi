@@ -7,7 +7,6 @@ from typing_extensions import disjoint_base
 from uringloop.files.operation import Descriptor, FileOperation
 
 REQUEST_MAX: int
-WORKER_BYTES: int
 
 @disjoint_base
 class FileRequests(Descriptor):

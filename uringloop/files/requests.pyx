@@ -34,14 +34,13 @@ from uringloop._ring.ring cimport RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
 
-# The kernel transfers at most 2 GiB less a page at once, and the result is an int.
-REQUEST_MAX = 1 << 30
-# Reads of at least this size wait for the next turn, or are left to a kernel worker: the ring would
-# copy them in the loop's own thread.
-WORKER_BYTES = 128 * 1024
-
-cdef Py_ssize_t REQUEST = REQUEST_MAX
-cdef Py_ssize_t WORKER = WORKER_BYTES
+cpdef enum:
+    # The kernel transfers at most 2 GiB less a page at once, and the result is an int.
+    REQUEST_MAX = 1 << 30
+cdef enum:
+    # Reads of at least this size wait for the next turn, or are left to a kernel worker: the ring
+    # would copy them in the loop's own thread.
+    WORKER_BYTES = 128 * 1024
 
 
 cdef class FileRequests(Descriptor):
@@ -67,7 +66,7 @@ cdef class FileRequests(Descriptor):
         cdef FileOperation operation = new_operation(self, target)
         cdef char *data
         self.process = PROCESS
-        size = min(size, REQUEST)
+        size = min(size, REQUEST_MAX)
         if target is None:
             operation.held = take_bytes(PyBytes_New(NULL, size))
         data = <char*>start_of(operation.held) + skip
@@ -101,7 +100,7 @@ cdef class FileRequests(Descriptor):
             if rest == 0 and (count < share or operation.request.len == 0):
                 operation.stage = ENDED
             self.reads_cached = rest in (0, -EAGAIN)
-        if operation.stage != ENDED and rest == 0 and operation.request.len >= WORKER:
+        if operation.stage != ENDED and rest == 0 and operation.request.len >= WORKER_BYTES:
             operation.stage = OUT_OF_TIME
         return 0
 
@@ -139,7 +138,7 @@ cdef class FileRequests(Descriptor):
         """Write what the file system takes without waiting, or prepare to write all of it."""
         cdef FileOperation operation
         cdef LoopCore loop
-        cdef Py_ssize_t size = min(len(data) - skip, REQUEST)
+        cdef Py_ssize_t size = min(len(data) - skip, REQUEST_MAX)
         cdef int res
         if self.writes_cached:
             # Larger ones are left to a worker: in slices other processes would see several writes.
@@ -163,7 +162,7 @@ cdef class FileRequests(Descriptor):
         self.writes += 1
         io_uring_prep_write(
             &operation.request, self.fd, start_of(data) + skip,
-            <unsigned int>min(len(data) - skip, REQUEST),
+            <unsigned int>min(len(data) - skip, REQUEST_MAX),
             <uint64_t>-1 if offset < 0 else offset)
         if self._regular:
             operation.op.policy |= RUN_WAITS

@@ -39,10 +39,9 @@ from uringloop._kernel.libc cimport MADV_DONTNEED, getpagesize, madvise
 from uringloop._turn.turn cimport LoopCore, runs_here
 
 
-# Bytes of memory that are given back in a turn: some 100 us.
-FREED_BYTES = 1024 * 1024
-
-cdef Py_ssize_t FREED = FREED_BYTES
+cdef enum:
+    # Bytes of memory that are given back in a turn: some 100 us.
+    FREED_BYTES = 1024 * 1024
 
 
 @cython.final
@@ -254,10 +253,10 @@ def free_some(loop, list held, Py_ssize_t start):
     memory at once: CPython's allocator without a GIL does so below half of the size.
     """
     cdef PyObject *data = PyList_GET_ITEM_borrowed(held, 0)
-    if PyBytes_GET_SIZE(<object>data) - start <= FREED or Py_REFCNT(data) != 1:
+    if PyBytes_GET_SIZE(<object>data) - start <= FREED_BYTES or Py_REFCNT(data) != 1:
         return
-    give_back(PyBytes_AS_STRING(<object>data) + start, FREED)
-    loop.call_soon(free_some, loop, held, start + FREED)
+    give_back(PyBytes_AS_STRING(<object>data) + start, FREED_BYTES)
+    loop.call_soon(free_some, loop, held, start + FREED_BYTES)
 
 
 cdef void give_back(char *memory, Py_ssize_t size) noexcept:
