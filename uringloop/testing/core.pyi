@@ -10,12 +10,6 @@ from typing_extensions import disjoint_base
 from uringloop._turn.turn import LoopCore
 
 FAULTS: tuple[str, ...]
-STALL_MIN_S: float
-STALL_DOUBLINGS: int
-SPIN_TURNS: int
-BUSY_S: float
-SAME_NS: int
-TICK_S: float
 
 @disjoint_base
 class TestingCore(LoopCore):

@@ -89,26 +89,27 @@ FAULTS = (
 )
 
 # A stall lasts that long, doubled less than STALL_DOUBLINGS times: at most 17 s.
-STALL_MIN_S = 1e-6
-STALL_DOUBLINGS = 25
+cdef double STALL_MIN_S = 1e-6
+cdef enum:
+    STALL_DOUBLINGS = 25
 
 cdef enum:
+    # The descriptors that _waits() returns at most: twice 4 KiB on the stack.
     WAITS_MAX = 1024
 
-# Deadlines that differ by less are the same time: sums of delays differ by roundings.
-SAME_NS = 100
-cdef int64_t SAME = SAME_NS
+cdef enum:
+    # Deadlines that differ by less are the same time: sums of delays differ by roundings.
+    SAME_NS = 100
 
 # Whoever asks for the time advances it by so much: 100,000 questions are the same time.
-TICK_S = 1e-12
-cdef double TICK = TICK_S
+cdef double TICK_S = 1e-12
 
 # Deadlines from here on are at the end of the heap's range: 290 years after the clock's zero.
 cdef double NEVER = 9.2e9
 
-# After so many turns in a row in which nothing ran but `sleep(0)`, the clock goes on all the same.
-SPIN_TURNS = 10_000
-cdef int SPIN = SPIN_TURNS
+cdef enum:
+    # After so many turns in a row in which only `sleep(0)` ran, the clock goes on all the same.
+    SPIN_TURNS = 10_000
 
 # The timers that one step of a task makes have a number of their own above so many bits of their
 # sequence.
@@ -131,15 +132,13 @@ cdef int GARBAGE = 8192 if FREE_THREADED else 256
 # A program that waits for the clock without sleeping sees it go on by BUSY_S, some microseconds of
 # a processor's work: at each turn after so many at the same instant, and at each look at it after
 # so many in one turn.
-BUSY_S = 1e-5
-cdef double BUSY = BUSY_S
+cdef double BUSY_S = 1e-5
 cdef enum:
     BUSY_TURNS = 100 * 1000
     LOOKS = 10 * 1000
 
 # Random numbers have the precision of a double.
 cdef uint64_t FRACTIONS = 1 << 53
-cdef uint64_t DOUBLINGS = STALL_DOUBLINGS
 
 cdef class TestingCore(LoopCore):
 
@@ -203,9 +202,9 @@ cdef class TestingCore(LoopCore):
         """
         self.looks_at_clock += 1
         if self.looks_at_clock > LOOKS:
-            self.set_clock(self.clock + BUSY)
+            self.set_clock(self.clock + BUSY_S)
         else:
-            self.clock = max(self.clock + TICK, nextafter(self.clock, INFINITY))
+            self.clock = max(self.clock + TICK_S, nextafter(self.clock, INFINITY))
             self.simulation.clock_ns = nanoseconds(self.clock)
         return self.clock
 
@@ -283,13 +282,13 @@ cdef class TestingCore(LoopCore):
         if soft_happens(&self.simulation, self.stall):
             self.stalls += 1
             self.set_clock(self.clock + STALL_MIN_S * (
-                <int64_t>1 << soft_random_below(&self.simulation, DOUBLINGS)))
+                <int64_t>1 << soft_random_below(&self.simulation, STALL_DOUBLINGS)))
         self.let_time_pass()
         if self.only_yields():
             store_int(&self.turns_spun, self.turns_spun + 1)
             if self.turns_spun == 1:
                 self.spun_at_ns = uring_clock_ns()
-            if self.turns_spun > SPIN:
+            if self.turns_spun > SPIN_TURNS:
                 self.leave_spin()
         else:
             self.goes_on()
@@ -310,12 +309,12 @@ cdef class TestingCore(LoopCore):
     cdef int let_time_pass(self) except -1:
         """Let the clock go on after many turns at the same instant: they wait for it."""
         self.looks_at_clock = 0
-        if (self.clock - self.busy_at > SAME * 1e-9
+        if (self.clock - self.busy_at > SAME_NS * 1e-9
                 or self.ring.completions != self.completions):
             self.busy_turns = 0
         self.busy_turns += 1
         if self.busy_turns > BUSY_TURNS:
-            self.set_clock(self.clock + BUSY)
+            self.set_clock(self.clock + BUSY_S)
         self.busy_at = self.clock
         return 0
 
@@ -340,7 +339,7 @@ cdef class TestingCore(LoopCore):
         cdef Py_ssize_t index
         for index in range(self.timers.count):
             deadline = (<TimerHandle>self.timers.entries[index].timer).deadline
-            if self.clock + SAME * 1e-9 < deadline < min(when, NEVER):
+            if self.clock + SAME_NS * 1e-9 < deadline < min(when, NEVER):
                 when = deadline
         seconds, flows = self.outside.look(spun_s, when - self.clock, self.activity())
         if seconds > 0:
@@ -383,7 +382,7 @@ cdef class TestingCore(LoopCore):
         if self.has_own_clock():
             return nanoseconds(self.time())
         # Timers that are due within SAME_NS are due now.
-        return min(self.simulation.clock_ns, INT64_MAX - SAME) + SAME
+        return min(self.simulation.clock_ns, INT64_MAX - SAME_NS) + SAME_NS
 
     cdef int expire_timers(self) except -1:
         cdef double latest = -INFINITY
@@ -566,7 +565,7 @@ cdef class TestingCore(LoopCore):
     def _is_idle(self):
         """Return whether the loop sleeps, or spins, and nobody has woken it. For any thread."""
         cdef uintptr_t newest = load_pointer(&self.inbox.newest)
-        return newest == ASLEEP or (newest == EMPTY and load_int(&self.turns_spun) > SPIN)
+        return newest == ASLEEP or (newest == EMPTY and load_int(&self.turns_spun) > SPIN_TURNS)
 
     def _rests(self):
         """Return for how many seconds of its time the loop has nothing to do; 0: not known."""
@@ -643,7 +642,7 @@ cdef uint64_t choose(void *owner, uint64_t limit) noexcept with gil:
 
 
 cdef bint is_same_time(double first, double second) noexcept:
-    return fabs(second - first) <= SAME * 1e-9
+    return fabs(second - first) <= SAME_NS * 1e-9
 
 
 cdef uint64_t chance_of(double probability) noexcept:
