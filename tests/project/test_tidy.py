@@ -118,25 +118,37 @@ def test_every_module_starts_with_prose() -> None:
     assert [name_of(path) for path in sources if silent(path)] == []
 
 
+def constants(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield index and text of the lines that may define a constant: of modules and of enums."""
+    block = ""
+    for index, line in enumerate(lines):
+        if re.match(r"\S", line):
+            block = line
+        if line == block or re.match(r"cp?def enum\b", block):
+            yield index, line.strip()
+
+
 # Numbers only: names and tables explain themselves.
-CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]* *(:[^=]+)?= *[-(<\d][^,]*$")
+NUMBER = re.compile(
+    r"(cdef (double|size_t|Py_ssize_t|[\w ]*int\w*) )?_?[A-Z][A-Z0-9_]* *(:[^=]+)?= *[-(<\d][^,]*$"
+)
 
 
 def unexplained_constants(path: Path) -> Iterator[tuple[int, str]]:
     """Yield constant numbers with no comment on their line or above their paragraph."""
     lines = path.read_text().splitlines()
-    for index, line in enumerate(lines):
-        if not CONSTANT.match(line) or "  # " in line:
+    for index, line in constants(lines):
+        if not NUMBER.match(line) or "  # " in line:
             continue
         above = index - 1
-        while above >= 0 and lines[above].strip() and not lines[above].startswith("#"):
+        while above >= 0 and lines[above].strip() and not lines[above].lstrip().startswith("#"):
             above -= 1
-        if above < 0 or not lines[above].startswith("#"):
+        if above < 0 or not lines[above].lstrip().startswith("#"):
             yield index + 1, line
 
 
 def test_constant_numbers_have_a_comment() -> None:
-    library = [path for path in LIBRARY if path.suffix in (".py", ".pyx")]
+    library = [path for path in LIBRARY if path.suffix in (".py", ".pyx", ".pxd")]
     assert offences(library, unexplained_constants) == []
 
 
@@ -186,6 +198,18 @@ def test_no_line_ends_in_blanks() -> None:
 def test_no_file_has_a_to_do_mark() -> None:
     marks = "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X"))
     assert offences([*SOURCES, *OTHERS], matches(rf"\b({marks})\b")) == []
+
+
+def second_names(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield names that stand for another constant, and for nothing else."""
+    for index, line in constants(path.read_text().splitlines()):
+        if re.match(r"(cdef [\w ]+ )?_?[A-Z]\w* = _?[A-Z][A-Z0-9_]+( +#|$)", line):
+            yield index + 1, line
+
+
+def test_constants_have_one_name() -> None:
+    library = [path for path in LIBRARY if path.suffix in (".py", ".pyx", ".pxd")]
+    assert offences(library, second_names) == []
 
 
 def silent_handlers(path: Path) -> Iterator[tuple[int, str]]:
@@ -280,6 +304,10 @@ def test_every_c_function_has_an_exception_clause() -> None:
         (silent_handlers, ".py", "try:\n    f()\nexcept OSError:\n    pass\n", [3]),
         (silent_handlers, ".py", "try:\n    f()\nexcept OSError:\n    # Why.\n    pass\n", []),
         (unexplained_constants, ".py", "# Why.\nA = 1\nB = 2\n\nC = 3\n", [5]),
+        (unexplained_constants, ".pxd", "cdef enum:\n    # Why.\n    A = 1\n\n    B = 2\n", [5]),
+        (unexplained_constants, ".pyx", "cdef double A = 1.5\ncdef f():\n    B = 1\n", [1]),
+        (second_names, ".pyx", "cdef int B = A_MAX\ncpdef enum:\n    C = A_MAX  # Why.\n", [1, 3]),
+        (second_names, ".py", "B = A_MAX + 1\nC = A_MAX\ndef f():\n    D = A_MAX\n", [2]),
         (long_functions, ".pyx", "cdef int f() except -1:\n" + "    g()\n" * 60, [1]),
         (long_functions, ".h", "static int f(void)\n{\n" + "    g();\n" * 60 + "}\n", [1]),
         (long_functions, ".py", "def f():\n" + "    g()\n" * 59, []),
