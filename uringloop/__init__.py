@@ -10,11 +10,11 @@ uringloop.install()                                         for programs that us
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 # Loads the compiled modules, which everything below imports.
 import uringloop._cpython.loading  # noqa: F401
+from uringloop._loop import options as _options
 from uringloop._net.servers import Server
 from uringloop.loop import Loop
 from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
@@ -94,5 +94,5 @@ def __dir__() -> list[str]:
     return sorted((*__all__, *SUBMODULES))
 
 
-if os.environ.get("URINGLOOP_STREAMS") == "1":
+if _options.STREAMS.value():
     importlib.import_module("uringloop.streams").install()

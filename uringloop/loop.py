@@ -49,7 +49,7 @@ class Loop(BaseLoop):
 
     *warn_fallback*: log a warning, once in a process, when "auto" selects the software ring, or
     when a security policy takes io_uring from a running loop, which then continues on the software
-    ring. The environment variable URINGLOOP_WARN_FALLBACK=0 silences both warnings.
+    ring. None stands for the value of the environment variable URINGLOOP_WARN_FALLBACK, or True.
 
     Few programs need the other options; `docs/options.md` has the effect and the cost of each.
 
@@ -75,15 +75,15 @@ class Loop(BaseLoop):
     environment variable URINGLOOP_STALL_MS, or 0.
 
     Raises ValueError for an unknown backend, a time out of range or a processor that does not
-    exist. Raises OSError, with the cause in its message, if no ring can be created, or if the
-    kernel refuses io_uring to a loop whose *backend* is "io_uring".
+    exist, also if it comes from a variable. Raises OSError, with the cause in its message, if no
+    ring can be created, or if the kernel refuses io_uring to a loop whose *backend* is "io_uring".
     """
 
     def __init__(
         self,
         *,
         backend: Literal["auto", "io_uring", "soft"] | None = None,
-        warn_fallback: bool = True,
+        warn_fallback: bool | None = None,
         busy_poll_us: int = 0,
         batch_wait_us: int = 0,
         sqpoll: int = 0,

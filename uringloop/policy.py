@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from uringloop._loop import nesting
+from uringloop._loop import nesting, options
+from uringloop._ring import backends, features
 from uringloop.loop import Loop
 
 T = TypeVar("T")
@@ -48,6 +49,23 @@ def describe_ring() -> str:
         return f"no ring: {exc}"
     loop.close()
     return f"{loop.backend} ({loop.backend_reason})"
+
+
+def ask_kernel() -> None:
+    """Find out whether the kernel refuses rings, before any loop exists; log the warning if so.
+
+    A server calls this before it forks its workers. They inherit the result, so that the server
+    logs one warning instead of one for each worker.
+    """
+    if options.BACKEND.value(None) != backends.AUTO or backends.known_refusal() is not None:
+        return
+    try:
+        features.report(kernel=True)
+    except OSError as exc:
+        if backends.is_refusal(exc):
+            reason = backends.refuse(exc, lasting=True)
+            if options.WARN_FALLBACK.value():
+                backends.warn_fallback_at_start(reason)
 
 
 class EventLoopPolicy(_Base):

@@ -16,7 +16,7 @@ from support.loops import each_ring
 from support.nesting import DEPTH, give, nestable_loop
 
 import uringloop
-from uringloop._loop import nesting
+from uringloop._loop import nesting, options
 
 
 @pytest.fixture
@@ -329,9 +329,9 @@ def test_nesting_is_off_by_default(backend: Literal["io_uring", "soft"]) -> None
 def test_the_environment_makes_loops_nestable(
     monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool
 ) -> None:
-    monkeypatch.delenv(nesting.VARIABLE, raising=False)
+    monkeypatch.delenv(options.NESTABLE.variable, raising=False)
     if value is not None:
-        monkeypatch.setenv(nesting.VARIABLE, value)
+        monkeypatch.setenv(options.NESTABLE.variable, value)
     for option, nestable in ((None, expected), (True, True), (False, False)):
         loop = uringloop.Loop(nestable=option)
         assert nesting.allows_nested_runs(loop) is nestable
@@ -353,7 +353,7 @@ for _ in range(2):
     assert asyncio._nest_patched
 print(asyncio.run(asyncio.sleep(0, "done")))
 """
-    environment = {**os.environ, nesting.VARIABLE: "0"}
+    environment = {**os.environ, options.NESTABLE.variable: "0"}
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment
     )

@@ -121,7 +121,7 @@ def test_io_uring_logs_no_warning() -> None:
 FORKS = """
 import os, sys
 import uringloop
-from uringloop._ring import backends
+from uringloop import policy
 
 {before}
 for _ in range(3):
@@ -137,14 +137,14 @@ for _ in range(3):
 
 @pytest.mark.parametrize(
     ("before", "lines"),
-    [("uringloop.Loop().close()", 1), ("backends.ask()", 1), ("", 3)],
+    [("uringloop.Loop().close()", 1), ("policy.ask_kernel()", 1), ("", 3)],
 )
 def test_forked_children_do_not_repeat_the_warning(before: str, lines: int) -> None:
     assert len(warnings_of(FORKS.format(before=before), "EPERM")) == lines
 
 
-def test_ask_does_not_warn_when_the_ring_was_chosen() -> None:
-    script = "from uringloop._ring import backends; backends.ask()"
+def test_ask_kernel_does_not_warn_when_the_ring_was_chosen() -> None:
+    script = "from uringloop import policy; policy.ask_kernel()"
     assert warnings_of(script, "EPERM", URINGLOOP_BACKEND="soft") == []
     assert warnings_of(script, "EPERM", URINGLOOP_BACKEND="io_uring") == []
 

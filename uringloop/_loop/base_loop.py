@@ -22,10 +22,8 @@ from asyncio.base_events import _run_until_complete_cb  # type: ignore[attr-defi
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from uringloop._cpython import stdlib
-from uringloop._loop import exception_handling, executors, nested_run, nesting, signals
+from uringloop._loop import exception_handling, executors, nested_run, nesting, options, signals
 from uringloop._loop.task_set import choose_methods
-from uringloop._net import argument_checks
 from uringloop._ring import backends
 from uringloop._turn import introspection, tracing
 from uringloop._turn.stats import fallback_of, register, set_fallback_callback, stats_of
@@ -44,14 +42,6 @@ TaskFactory = Callable[..., Any]
 
 # The depth of coroutine origin tracking in debug mode; asyncio's value.
 ORIGIN_DEPTH = 10
-
-# If set when a loop is created, starts the monitor: `python -m uringloop.top` can watch the
-# process.
-MONITOR_VARIABLE = "URINGLOOP_MONITOR"
-# If set when a loop is created, turns of the loop that last this many milliseconds are logged.
-STALL_VARIABLE = "URINGLOOP_STALL_MS"
-# If set when a loop is created, the loop writes its submissions and completions as text.
-TRACE_VARIABLE = "URINGLOOP_TRACE"
 
 # Bug-fix releases too have changed which options create_task() takes and passes to a factory.
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
@@ -87,7 +77,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         self,
         *,
         backend: backends.Choice | None = None,
-        warn_fallback: bool = True,
+        warn_fallback: bool | None = None,
         busy_poll_us: int = 0,
         batch_wait_us: int = 0,
         sqpoll: int = 0,
@@ -95,21 +85,22 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         nestable: bool | None = None,
         stall_ms: int | None = None,
     ) -> None:
-        argument_checks.check_range("stall_ms", stall_ms or 0, argument_checks.IDLE_MAX_MS)
-        argument_checks.check_range("busy_poll_us", busy_poll_us, argument_checks.WAIT_MAX_US)
-        argument_checks.check_range("batch_wait_us", batch_wait_us, argument_checks.WAIT_MAX_US)
-        argument_checks.check_range("sqpoll", sqpoll, argument_checks.IDLE_MAX_MS)
+        wanted = options.BACKEND.value(backend)
+        self._backend_reason = options.BACKEND.reason(backend)
+        warn_fallback = options.WARN_FALLBACK.value(warn_fallback)
+        busy_poll_us = options.BUSY_POLL_US.value(busy_poll_us)
+        batch_wait_us = options.BATCH_WAIT_US.value(batch_wait_us)
+        sqpoll = options.SQPOLL.value(sqpoll)
+        cpu = options.SQPOLL_CPU.value(sqpoll_cpu)
+        stall_ms = options.STALL_MS.value(stall_ms)
+        if cpu >= 0 and not sqpoll:
+            raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         if sqpoll:
             # Paths are used in its threads, perhaps by a process that has given up the right to
             # read the standard library.
             importlib.import_module("concurrent.futures.thread")
-        if sqpoll_cpu is not None:
-            argument_checks.check_processor("sqpoll_cpu", sqpoll_cpu)
-            if not sqpoll:
-                raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
-        cpu = -1 if sqpoll_cpu is None else sqpoll_cpu
-        trace_fd = tracing.output(stdlib.variable(TRACE_VARIABLE) or "")
-        self._open(backend, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        trace_fd = tracing.output(options.TRACE.value())
+        self._open(wanted, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
         choose_methods()
         set_fallback_callback(
             self,
@@ -119,19 +110,18 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         self._del_closes = type(self).__del__ is BaseLoop.__del__
         self._signals = signals.SignalState(self)
         self._executor = executors.DefaultExecutor()
-        if nesting.is_wanted() if nestable is None else nestable:
+        if options.NESTABLE.value(nestable):
             self._runs = nesting.Runs(self)
         register(self)
-        wanted = stdlib.variable(MONITOR_VARIABLE)
-        if wanted:
-            _start_monitor(wanted)
-        slow = stdlib.variable(STALL_VARIABLE) if stall_ms is None else stall_ms
-        if slow:
-            _watch_stalls(self, slow)
+        place = options.MONITOR.value()
+        if place:
+            _start_monitor(place)
+        if stall_ms:
+            _watch_stalls(self, stall_ms)
 
     def _open(
         self,
-        backend: str | None,
+        wanted: backends.Choice,
         warn_fallback: bool,
         busy_poll_us: int,
         batch_wait_us: int,
@@ -139,7 +129,6 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         cpu: int,
     ) -> None:
         """Open the selected ring; with "auto", the software ring if the kernel refuses io_uring."""
-        wanted, self._backend_reason = backends.wanted(backend)
         backends.disable_features()
         refusal = backends.known_refusal() if wanted == backends.AUTO else None
         if wanted != backends.SOFT and refusal is None:
@@ -486,25 +475,25 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         return types.MappingProxyType(self._signals.handlers)
 
 
-def _start_monitor(wanted: str) -> None:
+def _start_monitor(place: str) -> None:
     """Start the monitor of this process unless that was tried before; log failures."""
     try:
         from uringloop.monitor import server
     except ImportError as exc:
         # For example in a daemon that has changed its root directory.
-        logging.getLogger("uringloop").warning("%s: %s", MONITOR_VARIABLE, exc)
+        logging.getLogger("uringloop").warning("%s: %s", options.MONITOR.variable, exc)
     else:
-        server.start_from_variable(wanted)
+        server.start_from_variable(place)
 
 
-def _watch_stalls(loop: BaseLoop, wanted: int | str) -> None:
+def _watch_stalls(loop: BaseLoop, stall_ms: int) -> None:
     """Start logging stalls of *loop*; log a failure to do so."""
     try:
         from uringloop.monitor import stalls
     except ImportError as exc:
-        logging.getLogger("uringloop").warning("%s: %s", STALL_VARIABLE, exc)
+        logging.getLogger("uringloop").warning("%s: %s", options.STALL_MS.variable, exc)
     else:
-        stalls.watch(loop, wanted)
+        stalls.watch(loop, stall_ms)
 
 
 def _set_name(task: Any, name: str) -> None:

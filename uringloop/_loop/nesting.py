@@ -32,19 +32,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Makes loops nestable that are created without the option `nestable`.
-VARIABLE = "URINGLOOP_NESTABLE"
-# Values of the variable that mean no.
-OFF = ("", "0", "no", "false", "off")
-
 # nest_asyncio sets this attribute on the module asyncio and on the loops that it patches, and skips
 # objects that have it.
 NEST_ASYNCIO = "_nest_patched"
-
-
-def is_wanted() -> bool:
-    """Return whether the environment variable makes loops nestable."""
-    return (stdlib.variable(VARIABLE) or "").strip().lower() not in OFF
 
 
 def allows_nested_runs(loop: object) -> bool:

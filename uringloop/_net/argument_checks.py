@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import operator
-import os
 import socket
 import ssl
 
 from uringloop._cpython import stdlib
 
-# One second, in microseconds: a longer busy wait is a mistake in the unit.
-WAIT_MAX_US = 1_000_000
-# One minute, in milliseconds: a longer idle time of the kernel's thread is a mistake in the unit.
-IDLE_MAX_MS = 60_000
-
 # The largest descriptor.
 C_INT_MAX = 2**31 - 1
-
-
-def check_range(name: str, value: int, most: int) -> None:
-    """Raise ValueError unless *value* is from 0 to *most*, TypeError unless it is an integer."""
-    if not 0 <= operator.index(value) <= most:
-        raise ValueError(f"{name} must be between 0 and {most:,}, not {value}")
-
-
-def check_processor(name: str, number: int) -> None:
-    """Raise ValueError unless *number* is a processor of this machine."""
-    check_range(name, number, os.sysconf("SC_NPROCESSORS_CONF") - 1)
 
 
 def check_stream(sock: socket.socket) -> None:

@@ -16,13 +16,9 @@ from typing import Final, Literal
 from uringloop._cpython import stdlib
 from uringloop._ring import features
 
-# Environment variable: the backend of all loops that are made without `backend=`.
-VARIABLE = "URINGLOOP_BACKEND"
 # Environment variable: comma-separated names of features of the ring, and of parts of the standard
 # library, to disable.
 DISABLE_VARIABLE = "URINGLOOP_DISABLE"
-# Environment variable: 0 silences the warning that loops are not on io_uring.
-WARN_VARIABLE = "URINGLOOP_WARN_FALLBACK"
 AUTO: Final = "auto"
 IO_URING: Final = "io_uring"
 SOFT: Final = "soft"
@@ -87,18 +83,6 @@ _warned = False
 _lock = threading.Lock()
 
 
-def wanted(backend: str | None) -> tuple[Choice, str]:
-    """Return the requested backend and what requested it. Raises ValueError if it is unknown."""
-    name, source = "backend", "backend="
-    if backend is None:
-        name = source = VARIABLE
-        backend = stdlib.variable(VARIABLE) or AUTO
-    for choice in BACKENDS:
-        if backend == choice:
-            return choice, f"asked for by {source}"
-    raise ValueError(f"{name}={backend!r} is none of {', '.join(BACKENDS)}")
-
-
 def disable_features() -> None:
     """Disable the features that URINGLOOP_DISABLE names. Raises ValueError for an unknown name."""
     value = stdlib.variable(DISABLE_VARIABLE)
@@ -142,21 +126,6 @@ def refuse(exc: OSError, lasting: bool) -> str:
     return reason
 
 
-def ask() -> None:
-    """Find out whether the kernel refuses rings, before any loop exists.
-
-    A server calls this before it forks its workers. They inherit the result, so that the server
-    logs one warning instead of one for each worker.
-    """
-    if wanted(None)[0] != AUTO or _refusal is not None:
-        return
-    try:
-        features.report(kernel=True)
-    except OSError as exc:
-        if is_refusal(exc):
-            warn_fallback_at_start(refuse(exc, lasting=True))
-
-
 def warn_fallback_at_start(reason: str) -> None:
     """Log a warning that a new loop runs on the software ring."""
     warn(f"event loops run on uringloop's software ring (epoll), not on io_uring: {reason}")
@@ -168,7 +137,7 @@ def warn_fallback_while_running(error: int, call: str) -> None:
 
 
 def ignore_fallback(error: int, call: str) -> None:
-    """Do nothing: the program has disabled the warning (`warn_fallback=False`)."""
+    """Do nothing: the warning is disabled (`warn_fallback=False`)."""
 
 
 def fall(error: int, call: str) -> str:
@@ -179,15 +148,13 @@ def fall(error: int, call: str) -> str:
 def warn(message: str) -> None:
     """Log *message* once in a process, with a hint how to learn more and how to silence it."""
     global _warned
-    if os.environ.get(WARN_VARIABLE) == "0":
-        return
     with _lock:
         first, _warned = not _warned, True
     if first:
         logger.warning(
-            "%s (`python -m uringloop.doctor` tells more; %s=0 silences this warning)",
+            "%s (`python -m uringloop.doctor` tells more; "
+            "URINGLOOP_WARN_FALLBACK=0 silences this warning)",
             message,
-            WARN_VARIABLE,
         )
 
 

@@ -3,7 +3,6 @@
 from uringloop._turn.turn import LoopCore
 
 STDERR: str
-OFF: tuple[str, ...]
 
 def output(where: str) -> int: ...
 def trace(loop: LoopCore, fd: int) -> None: ...

@@ -9,9 +9,8 @@ from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.trace cimport URING_TRACE_ERRORS
 from uringloop._turn.turn cimport LoopCore
 
-# Values of the variable for standard error, and for no trace.
+# The value of the variable for standard error.
 STDERR = "1"
-OFF = ("", "0")
 
 _lock = threading.Lock()
 # Descriptors by value of the variable; shared by the loops of a process, and never closed.
@@ -22,11 +21,11 @@ cdef unsigned int _loops = 0
 
 
 def output(where):
-    """Return the descriptor for *where*: "1", or the path of a file to append to; -1 for none.
+    """Return the descriptor for *where*: "1", or the path of a file to append to; -1 for "".
 
     Raises OSError if the file can not be opened.
     """
-    if where in OFF:
+    if not where:
         return -1
     with _lock:
         if where not in _outputs:

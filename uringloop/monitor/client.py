@@ -81,7 +81,7 @@ def paths_of(pid: int) -> list[str]:
     name = socket_paths.name_for(pid)
     asked = variables.get("URINGLOOP_MONITOR", "")
     paths = [os.path.join(folder, name) for folder in socket_paths.folders(variables, user)]
-    if asked not in ("", server.DEFAULT, server.OFF):
+    if asked not in ("", "0", server.DEFAULT):
         # A relative path refers to the directory in which the process was started; most processes
         # have not changed it.
         asked = os.path.join(f"/proc/{pid}/cwd", asked)

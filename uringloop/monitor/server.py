@@ -45,8 +45,8 @@ PAUSE_S = 0.005
 # Time for the thread to end: it waits only for the GIL.
 END_S = 5.0
 
-# Values of the variable: the default path, and no monitor.
-DEFAULT, OFF = "1", "0"
+# The value of the variable for the default path.
+DEFAULT = "1"
 
 
 # struct ucred of SO_PEERCRED: process, user, group.
@@ -250,16 +250,15 @@ def stop() -> None:
         _stop()
 
 
-def start_from_variable(wanted: str) -> None:
-    """Start the monitor as *wanted*, the value of the variable, says; once in a process."""
+def start_from_variable(place: str) -> None:
+    """Start the monitor at the *place* that the variable names; once in a process."""
     # Checked without the lock first, for all loops but the first.
     if _State.variable is not Variable.PENDING:
         return
     with _State.lock:
         if _State.variable is Variable.PENDING:
             _State.variable = Variable.HANDLED
-            if wanted != OFF:
-                _start(None if wanted == DEFAULT else wanted)
+            _start(None if place == DEFAULT else place)
 
 
 def _start(path: str | os.PathLike[str] | None) -> str | None:

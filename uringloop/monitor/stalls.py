@@ -23,16 +23,12 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from uringloop._cpython import gil
-from uringloop._net import argument_checks
 from uringloop._turn.stats import turn_of, watch_stalls
 from uringloop.monitor.snapshots import RUN_FOREVER_FILE, task_of
 
 if TYPE_CHECKING:
     from uringloop._loop.base_loop import BaseLoop
 
-VARIABLE = "URINGLOOP_STALL_MS"
-# One minute; a larger limit is of no use.
-STALL_MAX_MS = argument_checks.IDLE_MAX_MS
 # Frames of a stack that are logged, the innermost ones; more are of no use in a recursion.
 FRAMES_MAX = 50
 # Time for the thread to end: it waits only for the GIL and for log handlers.
@@ -197,21 +193,8 @@ class _State:
     lock = threading.Lock()
 
 
-def watch(loop: BaseLoop, wanted: int | str) -> None:
-    """Log stalls of *loop* from *wanted* milliseconds on; a string is the variable's value."""
-    try:
-        milliseconds = int(wanted)
-        argument_checks.check_range(VARIABLE, milliseconds, STALL_MAX_MS)
-    except ValueError:
-        logger.warning(
-            "stalls are not logged: %s must be between 0 and %d milliseconds, not %r",
-            VARIABLE,
-            STALL_MAX_MS,
-            wanted,
-        )
-        return
-    if milliseconds == 0:
-        return
+def watch(loop: BaseLoop, milliseconds: int) -> None:
+    """Log stalls of *loop* from that many *milliseconds* on."""
     watch_stalls(loop, milliseconds)
     with _State.lock:
         if _State.checker is not None:

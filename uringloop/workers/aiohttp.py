@@ -12,7 +12,7 @@ import contextlib
 import warnings
 
 from uringloop._ring import backends
-from uringloop.policy import new_event_loop
+from uringloop.policy import ask_kernel, new_event_loop
 
 try:
     from aiohttp import GunicornWebWorker
@@ -38,7 +38,7 @@ class Worker(GunicornWebWorker):
     @classmethod
     def setup(cls) -> None:
         """Probe for io_uring; gunicorn calls this once, in its main process."""
-        backends.ask()
+        ask_kernel()
 
     def init_process(self) -> None:
         close_inherited_loop()

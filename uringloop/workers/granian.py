@@ -11,7 +11,7 @@ import asyncio
 
 from uringloop._ring import backends
 from uringloop.loop import Loop
-from uringloop.policy import new_event_loop
+from uringloop.policy import ask_kernel, new_event_loop
 
 try:
     from granian import loops
@@ -32,5 +32,5 @@ def build_loop() -> Loop:
 
 
 if __name__ == "__main__":
-    backends.ask()
+    ask_kernel()
     entrypoint()

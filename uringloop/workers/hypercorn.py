@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from uringloop._ring import backends
-from uringloop.policy import new_event_loop
+from uringloop.policy import ask_kernel, new_event_loop
 
 try:
     import hypercorn.__main__
@@ -30,5 +29,5 @@ def runner(**options: object) -> asyncio.Runner:
 servers.Runner = runner
 
 if __name__ == "__main__":
-    backends.ask()
+    ask_kernel()
     sys.exit(hypercorn.__main__.main())

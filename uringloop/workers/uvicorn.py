@@ -76,4 +76,4 @@ class Worker(UvicornWorker):
     @classmethod
     def setup(cls) -> None:
         """Probe for io_uring; gunicorn calls this once, in its main process."""
-        backends.ask()
+        policy.ask_kernel()

@@ -1,0 +1,210 @@
+"""The options of a loop: one table of the arguments of Loop() and of the environment variables.
+
+The same rules apply to all of them. An argument overrides a variable. A variable is read when a
+loop is created, and counts as not set if it is empty. A value out of range raises ValueError, which
+names the argument or the variable.
+
+BaseLoop takes its values from here, the doctor shows the variables that are set, and
+docs/options.md has the table for users. Any thread may call this.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+
+from uringloop._ring import backends
+
+# One second, in microseconds: a longer wait is a mistake in the unit.
+WAIT_MAX_US = 1_000_000
+# One minute, in milliseconds: a longer idle time of the kernel's thread, and a longer stall, is a
+# mistake in the unit.
+IDLE_MAX_MS = 60_000
+# What a variable says to switch something off, in any case.
+OFF = ("0", "no", "false", "off")
+
+
+def in_range(name: str, number: int, most: int, given: object) -> int:
+    """Return *number*, which was *given*. Raises ValueError unless it is from 0 to *most*."""
+    if not 0 <= number <= most:
+        raise ValueError(f"{name} must be between 0 and {most:,}, not {given!r}")
+    return number
+
+
+class Option:
+    """An option: its argument and its variable, either of which may be "", and what a user reads.
+
+    A subclass has the method `value`, which takes the argument if there is one.
+    """
+
+    def __init__(
+        self, argument: str, variable: str, *, values: str, default: str, effect: str
+    ) -> None:
+        self.argument = argument
+        self.variable = variable
+        self.values = values
+        self.default = default
+        self.effect = effect
+
+    def text(self) -> str:
+        """Return the text of the variable, "" if it is not set."""
+        return os.environ.get(self.variable, "").strip()
+
+
+class Number(Option):
+    """A number from 0, the default, to *most*."""
+
+    def __init__(self, argument: str, variable: str = "", *, most: int, effect: str) -> None:
+        super().__init__(argument, variable, values=f"0 to {most:,}", default="0", effect=effect)
+        self.most = most
+
+    def value(self, argument: int | None) -> int:
+        if argument is None and self.variable:
+            text = self.text() or "0"
+            number = int(text) if text.isdecimal() else -1
+            return in_range(self.variable, number, self.most, text)
+        # None raises TypeError if there is no variable, as anything else that is no integer.
+        number = operator.index(argument)  # type: ignore[arg-type]
+        return in_range(self.argument, number, self.most, number)
+
+
+class Processor(Option):
+    """The number of a processor of this machine; -1 is any."""
+
+    def value(self, argument: int | None) -> int:
+        if argument is None:
+            return -1
+        last = os.sysconf("SC_NPROCESSORS_CONF") - 1
+        number = operator.index(argument)
+        return in_range(self.argument, number, last, number)
+
+
+class Ring(Option):
+    """The ring of a loop."""
+
+    def value(self, argument: str | None) -> backends.Choice:
+        wanted = (self.text() or backends.AUTO) if argument is None else argument
+        for choice in backends.BACKENDS:
+            if wanted == choice:
+                return choice
+        name = self.variable if argument is None else self.argument
+        raise ValueError(f"{name}={wanted!r} is none of {self.values}")
+
+    def reason(self, argument: str | None) -> str:
+        """Return why a loop is on the ring that was chosen."""
+        return f"asked for by {self.variable if argument is None else f'{self.argument}='}"
+
+
+class Switch(Option):
+    """Yes or no. A variable says yes with any text that is not in OFF."""
+
+    def __init__(self, argument: str, variable: str, *, default: bool, effect: str) -> None:
+        word = "yes" if default else "no"
+        super().__init__(argument, variable, values="yes, no", default=word, effect=effect)
+        self.is_on = default
+
+    def value(self, argument: bool | None = None) -> bool:
+        if argument is not None:
+            return argument
+        text = self.text()
+        return text.lower() not in OFF if text else self.is_on
+
+
+class Place(Option):
+    """The path to write to or to be found at; "1" is the usual place, and "" is none."""
+
+    def __init__(self, variable: str, *, effect: str) -> None:
+        super().__init__("", variable, values="0, 1, a path", default="0", effect=effect)
+
+    def value(self) -> str:
+        text = self.text()
+        return "" if text.lower() in OFF else text
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────
+
+BACKEND = Ring(
+    "backend",
+    "URINGLOOP_BACKEND",
+    values=", ".join(backends.BACKENDS),
+    default=backends.AUTO,
+    effect="the ring; auto is io_uring, or the software ring if io_uring is refused",
+)
+WARN_FALLBACK = Switch(
+    "warn_fallback",
+    "URINGLOOP_WARN_FALLBACK",
+    default=True,
+    effect="logs a warning if auto becomes the software ring",
+)
+BATCH_WAIT_US = Number(
+    "batch_wait_us",
+    most=WAIT_MAX_US,
+    effect="lets completions gather for that many microseconds while the loop sleeps",
+)
+BUSY_POLL_US = Number(
+    "busy_poll_us",
+    most=WAIT_MAX_US,
+    effect="polls for work for that many microseconds before each sleep",
+)
+SQPOLL = Number(
+    "sqpoll",
+    most=IDLE_MAX_MS,
+    effect="a kernel thread sends and receives; it sleeps after that many idle milliseconds",
+)
+SQPOLL_CPU = Processor(
+    "sqpoll_cpu",
+    "",
+    values="the number of a processor",
+    default="any",
+    effect="the processor of the kernel thread",
+)
+NESTABLE = Switch(
+    "nestable",
+    "URINGLOOP_NESTABLE",
+    default=False,
+    effect="the loop can be run again while it runs",
+)
+STALL_MS = Number(
+    "stall_ms",
+    "URINGLOOP_STALL_MS",
+    most=IDLE_MAX_MS,
+    effect="logs what blocks the loop for that many milliseconds",
+)
+MONITOR = Place(
+    "URINGLOOP_MONITOR",
+    effect="python -m uringloop.top can watch the process, at a socket of that path",
+)
+TRACE = Place(
+    "URINGLOOP_TRACE",
+    effect="writes each operation to a file of that path; 1 is standard error",
+)
+STREAMS = Switch(
+    "",
+    "URINGLOOP_STREAMS",
+    default=False,
+    effect="puts compiled streams in asyncio's place when uringloop is imported",
+)
+# Read in `_ring/backends.py`, which knows the names.
+DISABLE = Option(
+    "",
+    backends.DISABLE_VARIABLE,
+    values="names",
+    default="none",
+    effect="disables features of the ring, and replacements of the standard library's code",
+)
+
+# In the order of docs/options.md.
+TABLE: tuple[Option, ...] = (
+    BACKEND,
+    WARN_FALLBACK,
+    BATCH_WAIT_US,
+    BUSY_POLL_US,
+    SQPOLL,
+    SQPOLL_CPU,
+    NESTABLE,
+    STALL_MS,
+    MONITOR,
+    TRACE,
+    STREAMS,
+    DISABLE,
+)
