@@ -20,6 +20,7 @@ from pathlib import Path
 
 from uringloop import __version__
 from uringloop._cpython import gil, stdlib
+from uringloop._loop import options
 from uringloop._ring import backends, features, limits, system_calls
 from uringloop.loop import Loop
 from uringloop.monitor import command_line
@@ -181,6 +182,7 @@ def examine() -> Report:
         "memory of the cgroup": str(limits.memory() or "no limit found"),
         "backend": backend,
         "reason": reason,
+        "variables": {one.variable: text for one in options.TABLE if (text := one.text())},
         "features": states,
         "advice": advice(backend, reason, states),
     }
@@ -188,8 +190,12 @@ def examine() -> Report:
 
 def text_of(report: Report) -> str:
     lines = []
+    effects = {option.variable: option.effect for option in options.TABLE}
     for name, value in report.items():
-        if isinstance(value, dict):
+        if name == "variables" and isinstance(value, dict):
+            lines += ["", "Variables"] if value else []
+            lines += [f"  {f'{key}={text}':<28}  {effects[key]}" for key, text in value.items()]
+        elif isinstance(value, dict):
             lines += ["", "Features"]
             lines += [f"  {key:<18}{state:<10}{benefit(key)}" for key, state in value.items()]
         elif isinstance(value, list):
@@ -206,11 +212,11 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="The exit status is 0 if loops are on io_uring, 1 if not.",
     )
     parser.add_argument("--json", action="store_true", help="write the report as JSON")
-    options = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
 
     def show() -> int:
         report = examine()
-        print(json.dumps(report, indent=2) if options.json else text_of(report))
+        print(json.dumps(report, indent=2) if parsed.json else text_of(report))
         return 0 if report["backend"] == backends.IO_URING else 1
 
     return command_line.run(PROGRAM, show)

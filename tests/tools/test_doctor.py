@@ -18,6 +18,7 @@ from support.loops import on_io_uring
 import uringloop
 from uringloop import doctor
 from uringloop._cpython import gil, stdlib
+from uringloop._loop import options
 from uringloop._ring import backends, features
 
 Facts = TypedDict(
@@ -39,6 +40,7 @@ Facts = TypedDict(
         "memory of the cgroup": str,
         "backend": str,
         "reason": str,
+        "variables": dict[str, str],
         "features": dict[str, str],
         "advice": list[str],
     },
@@ -90,10 +92,17 @@ def with_descriptors(count: int) -> Facts:
 )
 def test_text_and_json_have_the_same_facts(under: str | None, variables: dict[str, str]) -> None:
     text, facts, _ = examined(under, **variables)
-    head, seen, advised = text.split("\n\n")
+    head, variables_set, seen, advised = text.split("\n\n")
     named = [(name, value) for name, value in facts.items() if isinstance(value, str)]
     assert [line.split() for line in head.splitlines()] == [
         [*name.split(), *value.split()] for name, value in named
+    ]
+    # The tests switch the warning off.
+    assert facts["variables"] == {"URINGLOOP_WARN_FALLBACK": "0", **variables}
+    effects = {option.variable: option.effect for option in options.TABLE}
+    assert [line.split(None, 1) for line in variables_set.splitlines()] == [
+        ["Variables"],
+        *([f"{name}={value}", effects[name]] for name, value in facts["variables"].items()),
     ]
     states = facts["features"]
     assert [line.split()[:2] for line in seen.splitlines()] == [
@@ -276,6 +285,14 @@ def test_a_ring_that_is_refused_by_madvise_is_not_blamed_on_io_uring(error: str)
     assert facts["backend"] == "soft"
     assert "refuses the system call madvise" in facts["reason"]
     assert "to use io_uring: allow madvise there" in facts["advice"]
+
+
+def test_variables_that_are_set_are_listed_with_their_effect() -> None:
+    text, facts, _ = examined(URINGLOOP_STALL_MS=" 100 ", URINGLOOP_MONITOR="")
+    assert facts["variables"] == {"URINGLOOP_WARN_FALLBACK": "0", "URINGLOOP_STALL_MS": "100"}
+    assert f"  URINGLOOP_STALL_MS=100        {options.STALL_MS.effect}\n" in text
+    without = doctor.text_of({"backend": "soft", "variables": {}, "advice": []})
+    assert "Variables" not in without
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────
