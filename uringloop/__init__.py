@@ -10,10 +10,12 @@ uringloop.install()                                         for programs that us
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 # Loads the compiled modules, which everything below imports.
 import uringloop._cpython.loading  # noqa: F401
+from uringloop._loop import base_loop as _base_loop
 from uringloop._loop import options as _options
 from uringloop._net.servers import Server
 from uringloop.loop import Loop
@@ -93,6 +95,27 @@ def __dir__() -> list[str]:
     """Return the public names, including submodules that are not imported yet."""
     return sorted((*__all__, *SUBMODULES))
 
+
+def _watch(loop: _base_loop.BaseLoop, stall_ms: int) -> None:
+    """Start the monitor, and log stalls of a new *loop*, if an option asks for it."""
+    option: _options.Option = _options.MONITOR
+    try:
+        place = _options.MONITOR.value()
+        if place:
+            from uringloop.monitor import server
+
+            server.start_from_variable(place)
+        option = _options.STALL_MS
+        if stall_ms:
+            from uringloop.monitor import stalls
+
+            stalls.watch(loop, stall_ms)
+    except ImportError as exc:
+        # For example in a daemon that has changed its root directory.
+        logging.getLogger(__name__).warning("%s: %s", option.variable, exc)
+
+
+_base_loop.when_created.append(_watch)
 
 if _options.STREAMS.value():
     importlib.import_module("uringloop.streams").install()

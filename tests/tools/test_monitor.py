@@ -452,6 +452,21 @@ def test_unusable_variable_does_not_prevent_loops(place: Path) -> None:
     assert errors.count("cannot start") == 1
 
 
+@pytest.mark.parametrize("place_of_monitor", ["", "1"])
+def test_failed_import_does_not_prevent_loops(place: Path, place_of_monitor: str) -> None:
+    # As in a daemon that has changed its root directory.
+    script = """
+    sys.modules["uringloop.monitor"] = None
+    uringloop.run(asyncio.sleep(0))
+    ready()
+    """
+    variables = {"URINGLOOP_MONITOR": place_of_monitor, "URINGLOOP_STALL_MS": "100"}
+    with program(place, script, **variables) as watched:
+        errors = watched.end()
+    name = "URINGLOOP_MONITOR" if place_of_monitor else "URINGLOOP_STALL_MS"
+    assert errors.startswith(f"{name}: import of uringloop.monitor")
+
+
 def test_default_directory_that_is_a_link_is_refused(place: Path) -> None:
     real = place / "real"
     real.mkdir(0o700)

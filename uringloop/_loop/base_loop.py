@@ -11,7 +11,6 @@ import concurrent.futures
 import contextvars
 import importlib
 import inspect
-import logging
 import sys
 import threading
 import types
@@ -42,6 +41,9 @@ TaskFactory = Callable[..., Any]
 
 # The depth of coroutine origin tracking in debug mode; asyncio's value.
 ORIGIN_DEPTH = 10
+
+# Called with each new loop and its `stall_ms`. Packages above this one add their functions.
+when_created: list[Callable[[BaseLoop, int], None]] = []
 
 # Bug-fix releases too have changed which options create_task() takes and passes to a factory.
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
@@ -113,11 +115,8 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         if options.NESTABLE.value(nestable):
             self._runs = nesting.Runs(self)
         register(self)
-        place = options.MONITOR.value()
-        if place:
-            _start_monitor(place)
-        if stall_ms:
-            _watch_stalls(self, stall_ms)
+        for function in when_created:
+            function(self, stall_ms)
 
     def _open(
         self,
@@ -473,27 +472,6 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
     def _signal_handlers(self) -> Mapping[int, asyncio.Handle]:
         """Read by prompt_toolkit and by programs on arq, which restore a handler they replace."""
         return types.MappingProxyType(self._signals.handlers)
-
-
-def _start_monitor(place: str) -> None:
-    """Start the monitor of this process unless that was tried before; log failures."""
-    try:
-        from uringloop.monitor import server
-    except ImportError as exc:
-        # For example in a daemon that has changed its root directory.
-        logging.getLogger("uringloop").warning("%s: %s", options.MONITOR.variable, exc)
-    else:
-        server.start_from_variable(place)
-
-
-def _watch_stalls(loop: BaseLoop, stall_ms: int) -> None:
-    """Start logging stalls of *loop*; log a failure to do so."""
-    try:
-        from uringloop.monitor import stalls
-    except ImportError as exc:
-        logging.getLogger("uringloop").warning("%s: %s", options.STALL_MS.variable, exc)
-    else:
-        stalls.watch(loop, stall_ms)
 
 
 def _set_name(task: Any, name: str) -> None:

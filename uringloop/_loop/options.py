@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Mapping
 
 from uringloop._ring import backends
 
@@ -46,9 +47,9 @@ class Option:
         self.default = default
         self.effect = effect
 
-    def text(self) -> str:
+    def text(self, variables: Mapping[str, str] = os.environ) -> str:
         """Return the text of the variable, "" if it is not set."""
-        return os.environ.get(self.variable, "").strip()
+        return variables.get(self.variable, "").strip()
 
 
 class Number(Option):
@@ -116,8 +117,8 @@ class Place(Option):
     def __init__(self, variable: str, *, effect: str) -> None:
         super().__init__("", variable, values="0, 1, a path", default="0", effect=effect)
 
-    def value(self) -> str:
-        text = self.text()
+    def value(self, variables: Mapping[str, str] = os.environ) -> str:
+        text = self.text(variables)
         return "" if text.lower() in OFF else text
 
 

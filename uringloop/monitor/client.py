@@ -17,6 +17,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypedDict, TypeGuard
 
+from uringloop._loop import options
 from uringloop.monitor import server, snapshots, socket_paths
 from uringloop.monitor.snapshots import LoopSnapshot, Snapshot
 
@@ -79,9 +80,9 @@ def paths_of(pid: int) -> list[str]:
     except (FileNotFoundError, ProcessLookupError):
         raise CannotWatch(f"no such process: {pid}") from None
     name = socket_paths.name_for(pid)
-    asked = variables.get("URINGLOOP_MONITOR", "")
+    asked = options.MONITOR.value(variables)
     paths = [os.path.join(folder, name) for folder in socket_paths.folders(variables, user)]
-    if asked not in ("", "0", server.DEFAULT):
+    if asked not in ("", server.DEFAULT):
         # A relative path refers to the directory in which the process was started; most processes
         # have not changed it.
         asked = os.path.join(f"/proc/{pid}/cwd", asked)
@@ -138,7 +139,7 @@ def family_paths(pid: int) -> list[str]:
 
 def all_paths() -> list[str]:
     """Return the sockets, as far as they are found, of all programs that this user may watch."""
-    own = (pid for pid, _ in _processes() if "URINGLOOP_MONITOR" in _own_environment_of(pid))
+    own = (pid for pid, _ in _processes() if options.MONITOR.variable in _own_environment_of(pid))
     found: dict[tuple[int, int], str] = {}
     for path in [*_default_paths(), *existing_paths_of(own)]:
         # The same socket may be found under two paths.
