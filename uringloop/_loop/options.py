@@ -14,6 +14,7 @@ import operator
 import os
 from collections.abc import Mapping
 
+from uringloop._cpython import stdlib
 from uringloop._ring import backends
 
 # One second, in microseconds: a longer wait is a mistake in the unit.
@@ -47,9 +48,12 @@ class Option:
         self.default = default
         self.effect = effect
 
-    def text(self, variables: Mapping[str, str] = os.environ) -> str:
-        """Return the text of the variable, "" if it is not set."""
-        return variables.get(self.variable, "").strip()
+    def text(self, variables: Mapping[str, str] | None = None) -> str:
+        """Return the text of the variable, "" if it is not set; by default this process's."""
+        found = (
+            stdlib.variable(self.variable) if variables is None else variables.get(self.variable)
+        )
+        return (found or "").strip()
 
 
 class Number(Option):
@@ -117,7 +121,7 @@ class Place(Option):
     def __init__(self, variable: str, *, effect: str) -> None:
         super().__init__("", variable, values="0, 1, a path", default="0", effect=effect)
 
-    def value(self, variables: Mapping[str, str] = os.environ) -> str:
+    def value(self, variables: Mapping[str, str] | None = None) -> str:
         text = self.text(variables)
         return "" if text.lower() in OFF else text
 
