@@ -147,12 +147,8 @@ test-rings: $(VENV)/installed  ## Run the tests on both rings at the same time
 	wait $$soft; soft=$$?; \
 	cat build/test.log build/test-soft.log; [ "$$kernel$$soft" = 00 ]
 
-# Removes the distribution under its former name: a build refuses to run beside it.
-REMOVE_FORMER = -m pip uninstall -qq --yes uringloop
-
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	@echo "Compiling uringloop and installing it into $(VENV), with the packages for its benchmark and tests: one or two minutes"
-	$(VENV)/bin/python $(REMOVE_FORMER)
 	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
 	@touch $@
 
@@ -209,7 +205,6 @@ $(DEV)/installed: $(DEV)/tools $(BUILD_SOURCES)
 # The package is installed as editable only once: pip would make a new environment for each build,
 # whose newer Cython files cause all modules to be compiled again.
 $(DEV)/tools: $(DEV)/python-$(TAG) pyproject.toml
-	$(DEV)/bin/python $(REMOVE_FORMER)
 	URINGLOOP_DEBUG=1 $(DEV)/bin/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
@@ -384,7 +379,6 @@ docs: $(DOCS)/installed  ## Build the site of docs/ into build/docs; warnings ar
 	@echo "build/docs/index.html"
 
 $(DOCS)/installed: $(DOCS)/python-$(TAG) $(SOURCES)
-	$(DOCS)/bin/python $(REMOVE_FORMER)
 	$(DOCS)/bin/python -m pip install --quiet ".[docs]"
 	@touch $@
 

@@ -15,8 +15,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tomllib
-from importlib import metadata
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -42,14 +40,6 @@ Install what is missing, and try again:
     Arch               pacman -S gcc liburing pkgconf
     from source        https://github.com/axboe/liburing: ./configure && make install
 """
-
-NAMESAKE = """\
-A distribution called uringloop, version {version}, is installed in {folder}: {which}.
-Its package has the same name as this one's. Remove it and try again:
-
-    python -m pip uninstall uringloop
-"""
-
 
 PKG_CONFIG = os.environ.get("PKG_CONFIG", "pkg-config")
 
@@ -263,26 +253,6 @@ def build_options(debug: bool, coverage: bool) -> dict[str, dict[str, object]]:
     }
 
 
-def namesake() -> str | None:
-    """Return a message if a distribution `uringloop` is installed where this Python has packages.
-
-    Both distributions would own the files of the package, and uninstalling either would remove
-    them. Pip builds in an isolated environment, whose Python still knows the folder.
-    """
-    ours = tomllib.loads(Path("pyproject.toml").read_text())["project"]["description"]
-    folders = list(dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")))
-    for found in metadata.distributions(name="uringloop", path=folders):
-        folder = Path(str(found.locate_file("")))
-        # The package is in another folder if the distribution is editable.
-        compiled = folder / "uringloop" / "_core" / "__init__.py"
-        if found.metadata["Summary"] == ours or compiled.exists():
-            which = "this project by its former name"
-        else:
-            which = "another project, that of the Python Package Index"
-        return NAMESAKE.format(version=found.version, folder=folder, which=which)
-    return None
-
-
 def check() -> None:
     """Exit with a message if the build could not be used on this system."""
     if not sys.platform.startswith("linux"):
@@ -292,10 +262,6 @@ def check() -> None:
             "uringloop needs CPython 3.14 or newer if it is a free-threaded build: "
             f"this is {sys.version.split()[0]}."
         )
-    # An --inplace build installs nothing.
-    other = None if "--inplace" in sys.argv else namesake()
-    if other is not None:
-        raise SystemExit("\n" + other)
 
 
 def main() -> None:
