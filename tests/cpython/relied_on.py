@@ -4,11 +4,11 @@ A row names what is not documented: private names, modules that the documentatio
 fields of C structures. It states since which Python these names exist, what their use gains, and
 what runs without them. A row with a switch belongs to compiled code that replaces code of the
 standard library: if `URINGLOOP_DISABLE` names the switch, or the standard library does not have the
-known shape, the standard library's own code runs (`stdlib.pyx`).
+known shape, the standard library's own code runs (`uringloop/_cpython/stdlib.pyx`).
 
-No program imports this module. Tests read it, and fail for a private name without a row, for a row
-that nothing uses, and for a name that the running Python lacks. Names that a loop offers because
-programs read them from asyncio's loops, such as `_ready`, are not relied on and have no row.
+`test_relied_on.py` fails for a private name without a row, for a row that nothing uses, and for a
+name that the running Python lacks. Names that a loop offers because programs read them from
+asyncio's loops, such as `_ready`, are not relied on and have no row.
 """
 
 from __future__ import annotations

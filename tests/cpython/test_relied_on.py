@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import relied_on
+from relied_on import REQUIRED, TABLE, Row
 from support.sources import LIBRARY, PACKAGE, ROOT, name_of
 
-from uringloop._cpython import relied_on, stdlib
-from uringloop._cpython.relied_on import REQUIRED, TABLE, Row
+from uringloop._cpython import stdlib
 
-TABLE_FILE = PACKAGE / "_cpython" / "relied_on.py"
-SOURCES = [path for path in LIBRARY if path.suffix != ".pyi" and path != TABLE_FILE]
+SOURCES = [path for path in LIBRARY if path.suffix != ".pyi"]
 PYTHON = [path for path in SOURCES if path.suffix == ".py"]
 CYTHON = [path for path in SOURCES if path.suffix in (".pyx", ".pxd")]
 C_SOURCES = [path for path in SOURCES if path.suffix in (".h", ".c", ".pyx", ".pxd")]

@@ -1,10 +1,11 @@
 """Parts of the standard library that compiled code replaces, and the switches of these parts.
 
-`relied_on.py` lists all private names that uringloop uses. Some serve compiled code that does the
-work of slower code in the standard library: each such replacement is a part here. A part is used if
-the standard library has the shape that the replacement was written for, and if `URINGLOOP_DISABLE`
-does not name it. The shape is examined once, when this module is imported; the variable is read
-whenever a loop is made (`_ring/backends.py`). Otherwise the standard library's own code runs.
+`tests/cpython/relied_on.py` lists all private names that uringloop uses. Some serve compiled code
+that does the work of slower code in the standard library: each such replacement is a part here. A
+part is used if the standard library has the shape that the replacement was written for, and if
+`URINGLOOP_DISABLE` does not name it. The shape is examined once, when this module is imported; the
+variable is read whenever a loop is made (`_ring/backends.py`). Otherwise the standard library's own
+code runs.
 
 This module also records what asyncio does on the running Python where versions differ, bug-fix
 releases included. Any thread may call its functions.
