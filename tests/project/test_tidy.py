@@ -160,6 +160,15 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
 
 
+def test_the_first_figure_of_the_readme_is_that_of_its_table() -> None:
+    text = (ROOT / "README.md").read_text()
+    claim = re.search(r"\*\*([\d.]+) times\*\*", text)
+    row = re.search(r"^\| TCP, 128 B, 50 clients \|.*\*\*([\d.]+)\*\* \|$", text, re.MULTILINE)
+    assert claim
+    assert row
+    assert claim[1] == row[1]
+
+
 def test_the_architecture_page_is_short() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 250
 
