@@ -1,4 +1,4 @@
-"""Fuzz targets for arguments, addresses and TLS records: `make fuzz`.
+"""Fuzz targets for arguments, addresses and TLS records: `nox -s fuzz`.
 
 Each input goes to asyncio and to uringloop, and both must return the same result or raise the same
 exception with the same message. atheris sees the coverage of Python code only; compiled code is

@@ -1,4 +1,4 @@
-/* Fuzz target: runs any bytes as a program on the software ring: `make fuzz`.
+/* Fuzz target: runs any bytes as a program on the software ring: `nox -s fuzz`.
  *
  * A byte is a command, and the bytes that follow are its arguments: requests of every kind with
  * their own memory, actions of the peers, cancels, descriptors closed without the ring's knowledge,

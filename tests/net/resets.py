@@ -10,7 +10,7 @@ from a pool of buffers that runs empty. Of a "few" each has exchanged another nu
 
 A line of JSON for each kind of end has its numbers. `connection_lost` must be called as often as
 `connection_made`, with the right exception and behind all bytes, and no descriptor may be left. The
-exit status is 1 otherwise. `make resets` runs this here, `make kernels ARGS="--resets COUNT"` on
+exit status is 1 otherwise. `nox -s resets` runs this here, `nox -s kernels -- --resets COUNT` on
 other kernels.
 """
 

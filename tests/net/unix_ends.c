@@ -5,8 +5,8 @@
  * A peer thread, on the same or on another processor, writes bytes and ends the stream, before,
  * while and after the receive is armed. WATCHED is what uringloop does: a multishot receive with a
  * poll for the end, and single receives after that. COUNT ends of each kind, or of the one named,
- * and fewer with many bytes. The exit status is 1 if an end or a byte was lost. `make unix-ends`
- * runs this here, `make kernels ARGS="--ends COUNT"` on other kernels. */
+ * and fewer with many bytes. The exit status is 1 if an end or a byte was lost. `nox -s unix_ends`
+ * runs this here, `nox -s kernels -- --ends COUNT` on other kernels. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <liburing.h>

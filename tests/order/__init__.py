@@ -1,1 +1,1 @@
-"""Random programs whose events come in asyncio's order, on every loop: make order SEEDS=2000"""
+"""Random programs whose events come in asyncio's order, on every loop: `nox -s order`."""

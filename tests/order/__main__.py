@@ -1,6 +1,6 @@
 """Runs many seeds of each kind, and prints each difference with the smallest program that has it.
 
-make order SEEDS=2000, or: PYTHONPATH=tests python -m order --seeds 2000 --kinds "tcp server"
+nox -s order -- --seeds 2000, or: PYTHONPATH=tests python -m order --seeds 2000 --kinds "tcp server"
 """
 
 from __future__ import annotations

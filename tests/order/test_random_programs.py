@@ -1,4 +1,4 @@
-"""Random programs have asyncio's events in asyncio's order; `make order` runs more of them."""
+"""Random programs have asyncio's events in asyncio's order; `nox -s order` runs more of them."""
 
 from __future__ import annotations
 

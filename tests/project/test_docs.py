@@ -464,7 +464,7 @@ def test_every_line_of_the_tables_has_a_block() -> None:
 def test_commands_in_sentences_are_known(path: Path) -> None:
     for text in spans(path):
         if re.match(
-            r"(make [a-z]|(\w+=\S+ )*python -m uringloop|python (benchmarks|examples)/)", text
+            r"(make [a-z]|nox -|(\w+=\S+ )*python -m uringloop|python (benchmarks|examples)/)", text
         ):
             check_command(Command(text))
 
@@ -535,6 +535,11 @@ def test_a_page_is_parsed_into_blocks_links_and_spans(
         "make nothing",
         "make test NOTHING=1",
         'make bench ARGS="--frobnicate"',
+        "nox -s nothing",
+        "nox -s tests-2.7",
+        "nox -s compare --force-python 2.7",
+        "nox -s compare -- --frobnicate",
+        "nox -s soft -- tests/nothing/test_nothing.py",
         "python -m uringloop.nothing",
         "python -m uringloop.bench --rounds 1",
         "python -m uringloop.doctor --frobnicate",

@@ -1,4 +1,4 @@
-"""`make kernels` with --ends and --resets: the numbers of a kernel's console, and what fails it."""
+""".ci/kernels with --ends and --resets: the numbers of a kernel's console, and what fails it."""
 
 from __future__ import annotations
 

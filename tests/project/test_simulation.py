@@ -1,6 +1,6 @@
 """Random programs against the oracle of `simulation`; hypothesis shortens a failing one.
 
-The kernel is the machine's own. `make simulate` runs seeds on a loop for tests, with faults.
+The kernel is the machine's own. `nox -s simulate` runs seeds on a loop for tests, with faults.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_the_oracle_detects_lost_repeated_and_odd_bytes(
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_one_place(mutant: Mutant) -> None:
-    # `make mutants` takes an hour; a mutant whose line has changed would end it.
+    # `nox -s mutants` takes an hour; a mutant whose line has changed would end it.
     text = (PACKAGE / mutant.file).read_text()
     assert text.count(mutant.right) == 1
     assert mutant.wrong != mutant.right

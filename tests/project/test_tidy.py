@@ -23,7 +23,9 @@ FUNCTION_LINES_MAX = 60
 PYTHON = [path for path in SOURCES if path.suffix == ".py"]
 CYTHON = [path for path in SOURCES if path.suffix in (".pyx", ".pxd")]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
-OTHERS = [ROOT / name for name in ("Makefile", "MANIFEST.in", "pyproject.toml", ".ci/run")]
+OTHERS = [
+    ROOT / name for name in ("Makefile", "MANIFEST.in", "noxfile.py", "pyproject.toml", ".ci/run")
+]
 
 
 def offences(
@@ -194,6 +196,7 @@ def test_the_repository_has_no_stray_files() -> None:
         "Makefile",
         "README.md",
         "SECURITY.md",
+        "noxfile.py",
         "pyproject.toml",
         "setup.py",
         "stubtest_allowlist.txt",

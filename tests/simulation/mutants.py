@@ -1,6 +1,6 @@
 """Tests the simulation with mutants: bugs are put in, one at a time, and each must be found.
 
-    make mutants
+    nox -s mutants
 
 The mutants are built in build/mutants; the report is build/mutants.md.
 """

@@ -1,4 +1,4 @@
-"""Runs the model under many seeds: make simulate SEEDS=10000
+"""Runs the model under many seeds: nox -s simulate -- --seeds 10000
 
 A seed decides what the program does, which faults the simulated kernel has, and where. A seed that
 fails is printed with the command that runs it again.
@@ -206,7 +206,7 @@ def report(seeds: range, results: Iterator[Any], began: float, stop: bool = Fals
         for seed, text in failures:
             failed += 1
             if failed <= 20:
-                print(f"{text}\nagain: make simulate SEED={seed}\n", flush=True)
+                print(f"{text}\nagain: nox -s simulate -- --seed {seed}\n", flush=True)
         if failures and stop:
             seed, text = failures[0]
             known = [line for line in text.splitlines() if "Difference" in line or "Error" in line]

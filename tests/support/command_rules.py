@@ -56,7 +56,7 @@ NOT_RUN = {
 }
 
 # Variables of the environment that do not belong to uringloop.
-ENVIRONMENT = {"DASK_DISTRIBUTED__ADMIN__EVENT_LOOP", "MINUTES", "PYTHON"}
+ENVIRONMENT = {"DASK_DISTRIBUTED__ADMIN__EVENT_LOOP"}
 
 # Names of a user's own programs in the documents.
 PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
@@ -116,18 +116,24 @@ def check_bench(words: Words) -> None:
 # Checks of ARGS, by target of make.
 ARGUMENTS: dict[str, Callable[[Words], None]] = {
     "bench": check_bench,
-    "bench-files": lambda words: check_options(words, sys.executable, "benchmarks/files"),
-    "bench-peers": lambda words: check_options(words, sys.executable, "benchmarks/compare"),
-    "bench-servers": lambda words: check_options(words, sys.executable, "benchmarks/servers.py"),
-    "compare": lambda words: check_options(words, sys.executable, "benchmarks/compare"),
-    "faults": lambda words: check_options(words, sys.executable, "benchmarks/faults"),
-    "kernels": lambda words: check_options(words, sys.executable, ".ci/kernels"),
-    "races": lambda words: check_options(words, sys.executable, "benchmarks/races"),
-    "soak": lambda words: check_options(words, sys.executable, "benchmarks/soak.py"),
     "test": lambda words: check_pytest(words),
-    "test-debug": lambda words: check_pytest(words),
-    "test-frameworks": lambda words: check_pytest(words),
-    "uml-ends": lambda words: check_kernel(words),
+}
+
+# The programs that get the arguments of nox's sessions; other sessions run pytest, or get numbers.
+PROGRAMS_OF_SESSIONS = {
+    "bench_files": "benchmarks/files",
+    "bench_peers": "benchmarks/compare",
+    "bench_servers": "benchmarks/servers.py",
+    "compare": "benchmarks/compare",
+    "faults": "benchmarks/faults",
+    "kernels": ".ci/kernels",
+    "mutants": "tests/simulation/mutants.py",
+    "order": "tests/order/__main__.py",
+    "races": "benchmarks/races",
+    "resets": "tests/net/resets.py",
+    "simulate": "tests/simulation/run.py",
+    "soak": "benchmarks/soak.py",
+    "threads_stress": "tests/threads/stress.py",
 }
 
 
@@ -138,14 +144,6 @@ def check_pytest(words: Words) -> None:
     # A plugin has options of its own.
     plugins = [f"-p{after}" for word, after in itertools.pairwise(words) if word == "-p"]
     check_options(words, sys.executable, "-m", "pytest", *plugins)
-
-
-def check_kernel(words: Words) -> None:
-    """Check a release of Debian, a version of Linux and a number of ends."""
-    release, version, *count = words
-    assert release.isalpha()
-    assert re.fullmatch(r"\d+\.\d+", version)
-    assert all(number.isdecimal() for number in count)
 
 
 def check_find(words: Words, shown: str) -> None:
@@ -179,6 +177,35 @@ def check_make(words: Words, shown: str) -> None:
         if variable == "ARGS" and value != "...":
             for target in targets:
                 ARGUMENTS[target](shlex.split(value.replace("FILE", "file.svg")))
+
+
+def check_nox(words: Words, shown: str) -> None:
+    """Check names of sessions, the interpreter, and the arguments after `--`."""
+    if words == ["-l"]:
+        return
+    text = (ROOT / "noxfile.py").read_text()
+    ahead, _, behind = " ".join(words).partition(" -- ")
+    flag, *names = ahead.split()
+    if "--force-python" in names:
+        *names, option, python = names
+        assert option == "--force-python"
+        assert f'"{python}"' in text, python
+    assert flag == "-s"
+    for name in names:
+        session, _, python = name.partition("-")
+        assert re.search(rf"^@nox\.session.*\ndef {session}\(", text, re.MULTILINE), session
+        assert not python or f'"{python}"' in text, python
+        check_arguments_of_session(session, behind.split())
+
+
+def check_arguments_of_session(session: str, words: Words) -> None:
+    if session in PROGRAMS_OF_SESSIONS:
+        program = PROGRAMS_OF_SESSIONS[session]
+        check_options(words, "env", "PYTHONPATH=tests", sys.executable, program)
+    elif session in ("asan", "frameworks", "soft", "tests", "ubsan"):
+        check_pytest(words)
+    else:
+        assert all(re.fullmatch(r"\d+|close|-max_total_time=\d+", word) for word in words), words
 
 
 def check_python(words: Words, shown: str) -> None:
@@ -311,6 +338,7 @@ CHECKS: dict[str, Callable[[Words, str], None]] = {
     "cd": check_cd,
     "find": check_find,
     "make": check_make,
+    "nox": check_nox,
     "pip": check_pip,
     "pytest": lambda words, shown: check_pytest(words),
     "python": check_python,

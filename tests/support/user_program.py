@@ -1,4 +1,4 @@
-"""A user's program, checked by `make type` with mypy and pyright in strict mode, and run by a test.
+"""A user's program, checked by `make lint` with mypy and pyright in strict mode, and run by a test.
 
 The package's annotations and stubs must cover every name that it uses.
 """

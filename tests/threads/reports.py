@@ -1,4 +1,4 @@
-"""Reads reports of the thread sanitizer: make tsan-threads
+"""Reads reports of the thread sanitizer: nox -s tsan_threads
 
     python tests/threads/reports.py build/tsan
 

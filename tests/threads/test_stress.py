@@ -1,4 +1,4 @@
-"""A short run of the stress of loops that other threads use; `make threads-stress` runs longer."""
+"""A short stress of loops that other threads use; `nox -s threads_stress` runs longer."""
 
 from __future__ import annotations
 
