@@ -21,6 +21,7 @@ import nox
 
 os.environ["PYTHONSAFEPATH"] = "1"
 nox.options.default_venv_backend = "venv"
+nox.options.download_python = "never"
 nox.options.envdir = ".venv-nox"
 nox.options.error_on_missing_interpreters = False
 nox.options.reuse_existing_virtualenvs = True
