@@ -189,7 +189,7 @@ def check_nox(words: Words, shown: str) -> None:
     if "--force-python" in names:
         *names, option, python = names
         assert option == "--force-python"
-        assert f'"{python}"' in text, python
+        assert python == "PATH" or f'"{python}"' in text, python
     assert flag == "-s"
     for name in names:
         session, _, python = name.partition("-")
@@ -205,7 +205,8 @@ def check_arguments_of_session(session: str, words: Words) -> None:
     elif session in ("asan", "frameworks", "soft", "tests", "ubsan"):
         check_pytest(words)
     else:
-        assert all(re.fullmatch(r"\d+|close|-max_total_time=\d+", word) for word in words), words
+        known = r"\d+|close|-max_total_time=\d+|SUPPRESSIONS"
+        assert all(re.fullmatch(known, word) for word in words), words
 
 
 def check_python(words: Words, shown: str) -> None:
@@ -263,8 +264,8 @@ def check_pip(words: Words, shown: str) -> None:
             if re.search(rf"{word} <", help_text):
                 next(packages)
             continue
-        # A folder or wheels in an image.
-        if word.startswith("/"):
+        # A folder or wheels in an image, and the short form of --editable.
+        if word.startswith("/") or word == "-e":
             continue
         # Neither uringloop nor asyncio-uringloop: on an index the name may be another project's.
         name, _, extras = word.rstrip("]").partition("[")
@@ -381,7 +382,7 @@ def check_command(command: Command) -> None:
 
 def check_program(program: str, arguments: Words, shown: str) -> None:
     # A program in the virtual environment of a user.
-    program = re.sub(r"^(/\S+/)?\.venv/bin/", "", program)
+    program = re.sub(r"^(/\S+/)?\.venv(-dev)?/bin/", "", program)
     if program in CHECKS:
         CHECKS[program](arguments, shown)
     elif program in PROGRAMS:
