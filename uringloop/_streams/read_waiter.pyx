@@ -13,7 +13,12 @@ import asyncio
 
 from cpython.object cimport PyObject
 
-from uringloop._cpython.pyapi cimport PyCFunction_Check, PyMethodDef, add_method
+from uringloop._cpython.pyapi cimport (
+    PyCFunction_Check,
+    PyMethodDef,
+    PyTuple_GET_SIZE,
+    add_method,
+)
 from uringloop._turn.call_soon cimport is_context_only, schedule_with
 from uringloop._turn.turn cimport LoopCore
 
@@ -176,10 +181,14 @@ cdef ReadWaiter new_waiter(LoopCore loop):
 
 cdef object add_done_callback(
         object self, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    if size != 1 or (names != NULL and not is_context_only(names)):
+    cdef object context = None
+    if names != NULL and is_context_only(names):
+        context = <object>call[size]
+    elif names != NULL and PyTuple_GET_SIZE(<tuple>names):
+        size = 0
+    if size != 1:
         raise TypeError("add_done_callback() takes a callback and the keyword argument 'context'")
-    (<ReadWaiter>self).add_callback(
-        <object>call[0], None if names == NULL else <object>call[1])
+    (<ReadWaiter>self).add_callback(<object>call[0], context)
     return None
 
 

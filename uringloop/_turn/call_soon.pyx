@@ -18,6 +18,7 @@ from uringloop._cpython.pyapi cimport (
     tuple_items,
     type_of,
 )
+from uringloop._kernel.atomics cimport load_int
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._turn.handles cimport (
     Handle,
@@ -69,11 +70,13 @@ cdef object call_soon(LoopCore loop, PyObject *const *call, Py_ssize_t size, PyO
         arguments = sort_arguments("call_soon", CALLBACK, call, size, names)
         return call_soon(
             loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
-    check(loop, <object>call[0], "call_soon")
+    if load_int(&loop.closed) or loop.in_debug_mode():
+        check(loop, call[0], "call_soon")
     handle = loop.new_handle()
     fill_from(handle, call, size, context_of(call, size, names))
     handle.loop = loop
-    loop.note_caller(handle)
+    if loop.in_debug_mode():
+        loop.note_caller(handle)
     loop.push(handle)
     return handle
 
@@ -99,8 +102,8 @@ cdef object call_soon_threadsafe(
         arguments = sort_arguments("call_soon_threadsafe", CALLBACK, call, size, names)
         return call_soon_threadsafe(
             loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
-    loop.check_closed()
-    if loop.in_debug_mode():
+    if load_int(&loop.closed) or loop.in_debug_mode():
+        loop.check_closed()
         loop.check_call(<object>call[0], "call_soon_threadsafe")
     context = context_of(call, size, names)
     handle = new_handle_for_threads()
@@ -109,7 +112,8 @@ cdef object call_soon_threadsafe(
     else:
         fill_from(handle, call, size, context)
         handle.loop = loop
-    loop.note_caller(handle)
+    if loop.in_debug_mode():
+        loop.note_caller(handle)
     loop.push_from_any_thread(handle)
     return handle
 
@@ -131,9 +135,10 @@ cdef object call_later(LoopCore loop, PyObject *const *call, Py_ssize_t size, Py
         delay = PyLong_AsDouble(<object>call[0])
     else:
         when = uring_clock_ns() * 1e-9 + <object>call[0]
-        check(loop, <object>call[1], "call_at")
+        check(loop, call[1], "call_at")
         return add_timer(loop, when, when, &call[1], size - 1, context_of(call, size, names))
-    check(loop, <object>call[1], "call_at")
+    if load_int(&loop.closed) or loop.in_debug_mode():
+        check(loop, call[1], "call_at")
     return add_timer(
         loop, uring_clock_ns() * 1e-9 + delay, None, &call[1], size - 1,
         context_of(call, size, names))
@@ -156,7 +161,8 @@ cdef object call_at(LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObj
         return call_at(loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
     if call[0] == <PyObject*>None:
         raise TypeError("when cannot be None")
-    check(loop, <object>call[1], "call_at")
+    if load_int(&loop.closed) or loop.in_debug_mode():
+        check(loop, call[1], "call_at")
     context = context_of(call, size, names)
     if PyFloat_CheckExact(call[0]):
         return add_timer(loop, PyFloat_AS_DOUBLE(call[0]), None, &call[1], size - 1, context)
@@ -173,17 +179,18 @@ cdef inline TimerHandle add_timer(
     timer.deadline = deadline
     if given is not None and type(given) is not float:
         timer.given = given
-    loop.note_caller(timer)
+    if loop.in_debug_mode():
+        loop.note_caller(timer)
     loop.push_timer(timer)
     return timer
 
 
-cdef inline int check(LoopCore loop, object callback, str method) except -1:
+cdef int check(LoopCore loop, PyObject *callback, str method) except -1:
     """Raise RuntimeError if the loop is closed; in debug mode check thread and callback, too."""
     loop.check_closed()
     if loop.in_debug_mode():
         loop.check_thread()
-        loop.check_call(callback, method)
+        loop.check_call(<object>callback, method)
     return 0
 
 
@@ -203,7 +210,7 @@ cdef int fill_for_threads(
         PyObject *context) except -1:
     """Do what fill_from does, for a ThreadSafeHandle."""
     take_call(handle, call, size)
-    if not FREE_THREADED:
+    if not FREE_THREADED or loop.in_debug_mode():
         handle.loop = loop
     if context != <PyObject*>None:
         handle.context = <object>context
