@@ -98,24 +98,25 @@ def __dir__() -> list[str]:
 
 def _watch(loop: _base_loop.BaseLoop, stall_ms: int) -> None:
     """Start the monitor, and log stalls of a new *loop*, if an option asks for it."""
-    option: _options.Option = _options.MONITOR
-    try:
-        place = _options.MONITOR.value()
-        if place:
+    place = _options.MONITOR.value()
+    if place:
+        try:
             from uringloop.monitor import server
-
+        except ImportError as exc:
+            # For example in a daemon that has changed its root directory.
+            logging.getLogger(__name__).warning("%s: %s", _options.MONITOR.variable, exc)
+        else:
             server.start_from_variable(place)
-        option = _options.STALL_MS
-        if stall_ms:
+    if stall_ms:
+        try:
             from uringloop.monitor import stalls
-
+        except ImportError as exc:
+            logging.getLogger(__name__).warning("%s: %s", _options.STALL_MS.variable, exc)
+        else:
             stalls.watch(loop, stall_ms)
-    except ImportError as exc:
-        # For example in a daemon that has changed its root directory.
-        logging.getLogger(__name__).warning("%s: %s", option.variable, exc)
 
 
-_base_loop.when_created.append(_watch)
+_base_loop.when_created["monitor"] = _watch
 
 if _options.STREAMS.value():
     importlib.import_module("uringloop.streams").install()

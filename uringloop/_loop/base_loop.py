@@ -42,8 +42,9 @@ TaskFactory = Callable[..., Any]
 # The depth of coroutine origin tracking in debug mode; asyncio's value.
 ORIGIN_DEPTH = 10
 
-# Called with each new loop and its `stall_ms`. Packages above this one add their functions.
-when_created: list[Callable[[BaseLoop, int], None]] = []
+# By name, functions that are called with each new loop and its `stall_ms`. Packages above this one
+# add theirs.
+when_created: dict[str, Callable[[BaseLoop, int], None]] = {}
 
 # Bug-fix releases too have changed which options create_task() takes and passes to a factory.
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
@@ -115,7 +116,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         if options.NESTABLE.value(nestable):
             self._runs = nesting.Runs(self)
         register(self)
-        for function in when_created:
+        for function in when_created.values():
             function(self, stall_ms)
 
     def _open(
