@@ -462,19 +462,21 @@ def bench_servers(session: nox.Session) -> None:
 @nox.session
 def faults(session: nox.Session) -> None:
     """Run the faults on every loop: -- --only reset"""
-    BUILD.mkdir(exist_ok=True)
-    install(session, "bench", "test")
-    report = ["--markdown", "build/faults.md"]
-    session.run("python", "benchmarks/faults", *report, *session.posargs)
+    run_reporting(session, "faults")
 
 
 @nox.session
 def races(session: nox.Session) -> None:
     """Find known races of published packages under seeds: -- anyio_lock --seeds 100"""
+    run_reporting(session, "races")
+
+
+def run_reporting(session: nox.Session, name: str) -> None:
+    """Run a folder of benchmarks/ that writes its report to build/."""
     BUILD.mkdir(exist_ok=True)
     install(session, "bench", "test")
-    report = ["--markdown", "build/races.md"]
-    session.run("python", "benchmarks/races", *report, *session.posargs)
+    report = ["--markdown", f"build/{name}.md"]
+    session.run("python", f"benchmarks/{name}", *report, *session.posargs)
 
 
 @nox.session
