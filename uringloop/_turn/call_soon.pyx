@@ -54,6 +54,7 @@ cdef extern from *:
 # The type that add_method() expects. The functions below take a LoopCore instead, whose type the
 # method descriptor has checked: a variable of that type would count a reference.
 ctypedef object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)
+ctypedef object (*method_of_loop)(LoopCore, PyObject *const *, Py_ssize_t, PyObject *)
 
 cdef str NAME_CONTEXT = "context"
 cdef tuple CONTEXT_ONLY = (NAME_CONTEXT,)
@@ -64,12 +65,9 @@ cdef tuple NO_ARGS = ()
 
 
 cdef object call_soon(LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    cdef tuple arguments
     cdef Handle handle
     if not is_usual(1, size, names):
-        arguments = sort_arguments("call_soon", CALLBACK, call, size, names)
-        return call_soon(
-            loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
+        return call_sorted(call_soon, "call_soon", CALLBACK, loop, call, size, names)
     if load_int(&loop.closed) or loop.in_debug_mode():
         check(loop, call[0], "call_soon")
     handle = loop.new_handle()
@@ -95,13 +93,11 @@ cdef int schedule_with(
 
 cdef object call_soon_threadsafe(
         LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    cdef tuple arguments
     cdef PyObject *context
     cdef Handle handle
     if not is_usual(1, size, names):
-        arguments = sort_arguments("call_soon_threadsafe", CALLBACK, call, size, names)
-        return call_soon_threadsafe(
-            loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
+        return call_sorted(
+            call_soon_threadsafe, "call_soon_threadsafe", CALLBACK, loop, call, size, names)
     if load_int(&loop.closed) or loop.in_debug_mode():
         loop.check_closed()
         loop.check_call(<object>call[0], "call_soon_threadsafe")
@@ -119,12 +115,9 @@ cdef object call_soon_threadsafe(
 
 
 cdef object call_later(LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    cdef tuple arguments
     cdef double delay
     if not is_usual(2, size, names):
-        arguments = sort_arguments("call_later", DELAY_AND_CALLBACK, call, size, names)
-        return call_later(
-            loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
+        return call_sorted(call_later, "call_later", DELAY_AND_CALLBACK, loop, call, size, names)
     if call[0] == <PyObject*>None:
         raise TypeError("delay must not be None")
     if loop.clock_replaced:
@@ -154,11 +147,9 @@ cdef object call_at_of_subclass(
 
 
 cdef object call_at(LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *names):
-    cdef tuple arguments
     cdef PyObject *context
     if not is_usual(2, size, names):
-        arguments = sort_arguments("call_at", WHEN_AND_CALLBACK, call, size, names)
-        return call_at(loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
+        return call_sorted(call_at, "call_at", WHEN_AND_CALLBACK, loop, call, size, names)
     if call[0] == <PyObject*>None:
         raise TypeError("when cannot be None")
     if load_int(&loop.closed) or loop.in_debug_mode():
@@ -248,6 +239,14 @@ cdef inline PyObject *context_of(
         PyObject *const *call, Py_ssize_t size, PyObject *names) noexcept:
     """Return the argument `context` of a usual call, or None."""
     return <PyObject*>None if names == NULL else call[size]
+
+
+cdef object call_sorted(
+        method_of_loop function, str name, tuple parameters, LoopCore loop,
+        PyObject *const *call, Py_ssize_t size, PyObject *names):
+    """Call one of the methods again, with the arguments of an unusual call in their order."""
+    cdef tuple arguments = sort_arguments(name, parameters, call, size, names)
+    return function(loop, tuple_items(arguments), len(arguments) - 1, <PyObject*>CONTEXT_ONLY)
 
 
 cdef tuple sort_arguments(
