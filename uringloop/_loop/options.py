@@ -50,10 +50,8 @@ class Option:
 
     def text(self, variables: Mapping[str, str] | None = None) -> str:
         """Return the text of the variable, "" if it is not set; by default this process's."""
-        found = (
-            stdlib.variable(self.variable) if variables is None else variables.get(self.variable)
-        )
-        return (found or "").strip()
+        get = stdlib.variable if variables is None else variables.get
+        return (get(self.variable) or "").strip()
 
 
 class Number(Option):
@@ -65,7 +63,9 @@ class Number(Option):
 
     def value(self, argument: int | None) -> int:
         if argument is None and self.variable:
-            text = self.text() or "0"
+            text = self.text()
+            if not text:
+                return 0
             number = int(text) if text.isdecimal() else -1
             return in_range(self.variable, number, self.most, text)
         # None raises TypeError if there is no variable, as anything else that is no integer.
@@ -123,7 +123,7 @@ class Place(Option):
 
     def value(self, variables: Mapping[str, str] | None = None) -> str:
         text = self.text(variables)
-        return "" if text.lower() in OFF else text
+        return "" if text and text.lower() in OFF else text
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────

@@ -320,11 +320,14 @@ int soft_look(softring *s, int64_t timeout_ns) {
     if (timeout_ns != 0 && !soft_fall_asleep(s))
         timeout_ns = 0;
     count = soft_wait(s, events, timeout_ns);
-    soft_shuffle(s, events, count);
     soft_wake_up(s);
-    s->quiet_looks = count == 0 && timeout_ns == 0 ? s->quiet_looks + 1 : 0;
-    if (s->quiet_looks)
+    if (count == 0 && timeout_ns == 0) {
+        s->quiet_looks++;
         s->last_look_ns = uring_clock_ns();
+        return 0;
+    }
+    s->quiet_looks = 0;
+    soft_shuffle(s, events, count);
     for (i = 0; i < count; i++)
         if (events[i].data.u64 != SOFT_POOL_DATA)
             soft_on_event(s, &events[i]);

@@ -79,6 +79,7 @@ cdef class LoopCore:
     cdef list flushed_list
     cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
     cdef object deliveries      # deque of Flushable: each delivers after the next turn's callbacks
+    cdef Py_ssize_t delivery_count      # its length
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
     cdef EpollSleep epoll_sleep     # of the watchers
@@ -183,7 +184,7 @@ cdef class LoopCore:
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
                     or self.ring.has_completions() or self.has_starved()
                     or list_size(<PyObject*>self.flush_list)
-                    or len(self.deliveries))
+                    or self.delivery_count)
     cdef int submit_and_wait(self) except -1
     cdef int sleep(self, int64_t timeout_ns) except -1
     cdef bint fetch_held_back(self) except -1

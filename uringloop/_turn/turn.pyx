@@ -245,7 +245,7 @@ cdef class LoopCore:
     @cython.final
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
-        cdef Py_ssize_t due = len(self.deliveries)
+        cdef Py_ssize_t due = self.delivery_count
         # A signal handler that has run at the end of the turn before may have forked.
         self.ring.check_process()
         self.file_deadline_ns = INT64_MAX if self.files_on_ring else 0
@@ -491,14 +491,16 @@ cdef class LoopCore:
         if not item.delivery_queued:
             item.delivery_queued = True
             self.deliveries.append(item)
+            self.delivery_count += 1
         return 0
 
     cdef int deliver_due(self, Py_ssize_t count) except -1:
         """Let the first *count* items deliver: those that were queued before this turn."""
         cdef Flushable item
         # A nested run may have taken some of them.
-        while count and self.deliveries:
+        while count and self.delivery_count:
             count -= 1
+            self.delivery_count -= 1
             item = self.deliveries.popleft()
             item.delivery_queued = False
             item.deliver_more()
@@ -596,6 +598,7 @@ cdef class LoopCore:
             for each in (self.flush_list, self.rearm_list, self.deliveries, self.pool.starved,
                          self.datagram_pool.starved):
                 each.clear()
+            self.delivery_count = 0
             self.ring.close()
             self.pool.close()
             self.datagram_pool.close()
