@@ -28,7 +28,6 @@ from uringloop._net.datagram_transport import make_datagram
 from uringloop._net.resolver import AddressInfo
 from uringloop._net.stream_transport import StreamTransport
 from uringloop._process import subprocesses
-from uringloop._ring import backends
 from uringloop._tls import upgrade
 from uringloop._turn import watchers
 
@@ -91,25 +90,17 @@ class Loop(BaseLoop):
         nestable: bool | None = None,
         stall_ms: int | None = None,
     ) -> None:
-        try:
-            self._watchers = watchers.Watchers(self)
-        except OSError as exc:
-            raise backends.with_cause(exc) from None
-        try:
-            super().__init__(
-                backend=backend,
-                warn_fallback=warn_fallback,
-                busy_poll_us=busy_poll_us,
-                batch_wait_us=batch_wait_us,
-                sqpoll=sqpoll,
-                sqpoll_cpu=sqpoll_cpu,
-                nestable=nestable,
-                stall_ms=stall_ms,
-            )
-        except BaseException:
-            # Not left to the garbage collector: the failure may be a lack of descriptors.
-            self._watchers.close()
-            raise
+        self._watchers = watchers.Watchers(self)
+        super().__init__(
+            backend=backend,
+            warn_fallback=warn_fallback,
+            busy_poll_us=busy_poll_us,
+            batch_wait_us=batch_wait_us,
+            sqpoll=sqpoll,
+            sqpoll_cpu=sqpoll_cpu,
+            nestable=nestable,
+            stall_ms=stall_ms,
+        )
         self._children: set[subprocesses.Child] = set()
 
     def _release(self) -> None:

@@ -10,6 +10,7 @@ cdef extern from "<sys/epoll.h>" nogil:
         EPOLL_CTL_DEL
         EPOLL_CTL_MOD
         EPOLLET
+        EPOLLEXCLUSIVE
         EPOLLIN
         EPOLLOUT
 

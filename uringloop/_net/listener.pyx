@@ -54,11 +54,6 @@ from uringloop._net.stream_transport cimport (
     wants_nodelay,
 )
 from uringloop._ring.ring cimport ENDS_WITH_RUN, Operation, operation_init
-from uringloop._ring.shared_sockets cimport (
-    uring_reserve,
-    uring_requeue,
-    uring_use_reserve,
-)
 from uringloop._ring.uring cimport uring, uring_accept
 from uringloop._turn.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections, close_socket
@@ -128,7 +123,6 @@ cdef class Listener(ListeningSocket):
         self.cancel_retry()
         if self.shared:
             self.shared_listeners().remove(self)
-            self.shared_listeners().close_if_empty()
         self.loop.ring.reap(&self.poll_op)
         if not self.poll_op.in_flight:
             self.sock.close()
@@ -137,19 +131,19 @@ cdef class Listener(ListeningSocket):
 
     cdef bint share(self) except -1:
         """Let SharedListeners wait for connections from now on; return False if they cannot."""
-        if self.loop.shared_listeners is None:
-            self.loop.shared_listeners = SharedListeners(self.loop)
         self.shared = self.shared_listeners().add(self) >= 0
         return self.shared
 
     cdef SharedListeners shared_listeners(self):
-        return <SharedListeners>self.loop.shared_listeners
+        if self.loop.sleeper.listeners is None:
+            self.loop.sleeper.listeners = SharedListeners(self.loop)
+        return <SharedListeners>self.loop.sleeper.listeners
 
     cdef int on_poll(self, int res, unsigned int flags) except -1:
         cdef bint alone = not self.shared or self.is_alone()
         if not alone:
-            # This poll wakes all processes for each connection, the accept epoll only one.
-            self.shared_listeners().sleep_at_epoll()
+            # This poll wakes all processes for each connection, epoll only one.
+            self.shared_listeners().wait_at_epoll()
         elif not self.shared and self.state == ACCEPTING and self.is_shared_by_now():
             # Another process has begun to accept.
             alone = not self.share()
@@ -167,7 +161,7 @@ cdef class Listener(ListeningSocket):
 
     cdef bint is_alone(self) except -1:
         """Whether this process sleeps in its ring because no other accepts from the socket."""
-        return (self.loop.ring.u.sleeps_in_ring
+        return (not self.loop.sleeper.exclusive
                 and not self.shared_listeners().others_accept())
 
     cdef int poll_ended(self, int res) except -1:
@@ -175,7 +169,7 @@ cdef class Listener(ListeningSocket):
             self.sock.close()
             return 0
         if self.shared:
-            self.shared_listeners().sleep_at_epoll()
+            self.shared_listeners().wait_at_epoll()
         # ECONNABORTED: the ring was replaced, and the poll's result is unknown.
         if res < 0 and res != -ECANCELED and res != -ECONNABORTED:
             return self.stop(res)
@@ -195,7 +189,6 @@ cdef class Listener(ListeningSocket):
         cdef bint more = True
         cdef int res
         cdef int before = most
-        cdef uring *u = &self.loop.ring.u
         try:
             while more and most > 0 and self.accepts():
                 # The factory of a protocol may have forked.
@@ -212,10 +205,10 @@ cdef class Listener(ListeningSocket):
                 else:
                     more = self.accept_failed(res)
         finally:
-            if self.accepts() and self.shared and not u.sleeps_in_ring:
+            if self.accepts() and self.shared and self.loop.sleeper.exclusive:
                 if most < before:
-                    uring_requeue(u, self.fd)
-                res = uring_reserve(u)
+                    self.shared_listeners().requeue(self)
+                res = self.shared_listeners().keep_spare()
                 if res < 0:
                     # Stop before a connection wakes this process, which could not accept it.
                     self.pause_accepting(res)
@@ -254,8 +247,8 @@ cdef class Listener(ListeningSocket):
         self.failures += 1
         if res in CONNECTION_ERRORS and self.failures < ACCEPTS_MAX:
             return True
-        if ((res == -EMFILE or res == -ENFILE) and not self.loop.ring.u.sleeps_in_ring
-                and uring_use_reserve(&self.loop.ring.u)):
+        if ((res == -EMFILE or res == -ENFILE) and self.shared and self.loop.sleeper.exclusive
+                and self.shared_listeners().use_spare()):
             return True
         if res in LASTING_ERRORS:
             self.stop(res)
@@ -379,7 +372,7 @@ cdef class Listener(ListeningSocket):
         return 0
 
     def _retry_accept(self):
-        cdef int res = uring_reserve(&self.loop.ring.u)
+        cdef int res = self.shared_listeners().keep_spare() if self.shared else 0
         self.retry = None
         assert self.state == PAUSED
         self.state = ACCEPTING

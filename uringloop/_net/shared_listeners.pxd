@@ -4,6 +4,7 @@ from libc.stdint cimport int64_t
 
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.flushable cimport Flushable
+from uringloop._turn.sleeper cimport EpollUser, Sleeper
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -26,23 +27,22 @@ cdef class ListeningSocket(Flushable):
     cdef bint is_shared_by_now(self) except -1
 
 
-cdef class SharedListeners(Flushable):
+cdef class SharedListeners(EpollUser):
     cdef LoopCore loop
+    cdef Sleeper sleeper        # the loop's
     cdef dict listeners         # ListeningSocket by descriptor
+    cdef int spare_fd           # for a connection when no descriptor is free; or -1
     cdef int full_turns         # counts turns that accepted their maximum, up to FULL_TURNS_MAX
     cdef bint seen_others       # at `checked_ns` others accepted from one of the sockets
     cdef int64_t checked_ns     # when others_accept() last looked for other processes
     cdef int64_t yielded_ns     # when this process last gave up the processor
-    cdef int64_t looked_ns      # when flush() last polled the accept epoll
-    cdef int64_t searched_ns    # when flush() last called search()
 
     cdef int add(self, ListeningSocket listener) except -2
-    cdef int open_epoll(self) except -2
     cdef int remove(self, ListeningSocket listener) except -1
-    cdef int close_if_empty(self) except -1
-    cdef int search(self) except -1
-    cdef int accept_ready(self) except -1
+    cdef bint wait_at_epoll(self) except -1
+    cdef int join_queue(self, ListeningSocket listener) noexcept
+    cdef int leave_queue(self, ListeningSocket listener) noexcept
+    cdef int requeue(self, ListeningSocket listener) noexcept
+    cdef int keep_spare(self) noexcept
+    cdef bint use_spare(self) noexcept
     cdef bint others_accept(self) except -1
-    cdef int sleep_in_ring(self) except -1
-    cdef int sleep_at_epoll(self) except -1
-    cdef int dissolve(self) except -1

@@ -1,13 +1,16 @@
 """Listening sockets that other processes accept from, too.
 
 A socket is shared if the program has passed it in, if the process has forked since the server's
-start, or if another process or loop accepts from it. A loop with shared sockets sleeps at the
-accept epoll (shared_sockets.h), where a connection wakes one sleeping process, and the processes
+start, or if another process or loop accepts from it. The loop's epoll instance has the shared
+sockets, and the loop sleeps there (_turn/sleeper.pyx): a connection wakes one sleeping process. A
+process that has taken a connection moves to the end of the socket's wait queue, so the processes
 alternate. Polls on the ring would wake all processes for each connection, and the fastest would
 accept most of them.
 
-A process whose sockets no other process accepts from sleeps in its ring, and so does a process that
-is busy with the connections that it has: a sleep in the ring costs less.
+A sleep at epoll costs 2 us more than one in the ring: a second system call, and the eventfd. So a
+process that is alone with its sockets, or busy with the connections that it has, sleeps in its
+ring, and polls the sockets there. These polls take no wake-up from other processes. After a
+connection the process sleeps at epoll again if other processes accept from the socket.
 """
 
 import os
@@ -16,35 +19,32 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from uringloop._kernel.clock cimport uring_clock_ns
-from uringloop._kernel.io_uring cimport io_uring_sqe
-from uringloop._kernel.libc cimport POLLIN, sched_yield
-from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot
-from uringloop._ring.features cimport SHARED_ACCEPT, uses
-from uringloop._ring.shared_sockets cimport (
-    URING_SEARCH_NS,
-    uring_add_listener,
-    uring_add_waker,
-    uring_close_accept_epoll,
-    uring_is_shared,
-    uring_is_crowded,
-    uring_sleep_in_ring,
-    uring_poll_accept_epoll,
-    uring_open_accept_epoll,
-    uring_remove_listener,
-    uring_reserve,
-    uring_recover_wakeups,
-    uring_mark_shared,
+from uringloop._kernel.epoll cimport (
+    EPOLL_CTL_ADD,
+    EPOLL_CTL_DEL,
+    EPOLLEXCLUSIVE,
+    EPOLLIN,
+    epoll_event,
 )
-from uringloop._ring.uring cimport uring
-from uringloop._turn.watchers cimport Watchers
+from uringloop._kernel.errors cimport EEXIST
+from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.libc cimport POLLIN, close, sched_yield
+from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot, uring_may_accept
+from uringloop._kernel.wakeup cimport uring_new_wake_fd
+from uringloop._net.shared_sockets cimport uring_is_crowded, uring_is_shared, uring_mark_shared
+from uringloop._ring.features cimport SHARED_ACCEPT, uses
+from uringloop._ring.uring cimport uring_is_usable
 from uringloop._turn.flushable cimport Flushable
+from uringloop._turn.sleeper cimport (
+    CONNECTION_CREDIT,
+    EpollUser,
+    listening_fd,
+    listening_key,
+)
 from uringloop._turn.turn cimport LoopCore
 
 
 cdef enum:
-    # The interval at which a loop that does not sleep polls the accept epoll, which takes 0.2 us.
-    LOOK_EVERY_NS = 100_000
-
     # After a sleep, this many turns accept one connection each and call sched_yield(2) first: the
     # processes that the next connections have woken need time to run. Without the call, one of four
     # idle processes on two processors often got all of a burst of 40 connections.
@@ -58,9 +58,8 @@ cdef enum:
     # A call for each connection cost a busy server 8 %.
     YIELD_EVERY_NS = 300_000
 
-    # After this many short sleeps in a row, none of them ended by a new connection, a process
-    # counts as busy with the connections that it has.
-    SHORT_SLEEPS_MAX = 16
+    # After a shorter sleep, the connection may have been there before the sleep began.
+    SLEPT_NS = 20_000
 
     # The interval of checks whether others accept from this process's sockets. One takes 0.6 us.
     OTHERS_EVERY_NS = 1_000_000
@@ -99,104 +98,134 @@ cdef class ListeningSocket(Flushable):
         return self.inode in LOOPS or uring_is_shared(self.fd)
 
 
-cdef class SharedListeners(Flushable):
+cdef class SharedListeners(EpollUser):
 
     def __cinit__(self, LoopCore loop not None):
         self.loop = loop
+        self.sleeper = loop.sleeper
         self.listeners = {}
+        self.spare_fd = -1
+
+    def __dealloc__(self):
+        if self.spare_fd >= 0:
+            close(self.spare_fd)
 
     cdef int add(self, ListeningSocket listener) except -2:
         """Wait for connections of *listener*; return -1 if the kernel refuses."""
-        cdef uring *u = &self.loop.ring.u
         self.loop.ring.check_inherited()
         if listener.fd in self.listeners:
             return 0
-        # While the process sleeps in its ring, the other listeners poll; this one would not.
-        self.sleep_at_epoll()
-        if not uses(SHARED_ACCEPT, u.soft != NULL):
-            return -1
-        if u.accept_epoll_fd < 0 and self.open_epoll() < 0:
+        if not uses(SHARED_ACCEPT, self.loop.ring.u.soft != NULL) or self.keep_spare() < 0:
             return -1
         self.listeners[listener.fd] = listener
         count_loop(listener, 1)
         uring_mark_shared(listener.fd)
-        if uring_add_listener(u, listener.fd) < 0:
+        if not self.wait_at_epoll() or self.join_queue(listener) < 0:
             self.remove(listener)
             return -1
         return 0
 
-    cdef int open_epoll(self) except -2:
-        cdef uring *u = &self.loop.ring.u
-        cdef Watchers watchers = self.loop._watchers
-        cdef int res
-        watchers.wait_in_ring()
-        res = uring_open_accept_epoll(u)
-        if res >= 0:
-            res = uring_add_waker(u, self.loop.waker.fd)
-        if res >= 0:
-            res = uring_add_waker(u, watchers.epoll_fd)
-        if res >= 0:
-            res = uring_reserve(u)
-        if res < 0:
-            uring_close_accept_epoll(u)
-        return res
-
     cdef int remove(self, ListeningSocket listener) except -1:
-        if self.listeners.pop(listener.fd, None) is not None:
-            count_loop(listener, -1)
-            uring_remove_listener(&self.loop.ring.u, listener.fd)
-        return 0
-
-    cdef int close_if_empty(self) except -1:
-        """Sleep in the ring again when the last shared listening socket is closed."""
-        if not self.listeners:
-            uring_close_accept_epoll(&self.loop.ring.u)
-        return 0
-
-    cdef int flush(self) except -1:
-        """Accept if a connection ended the sleep; without a sleep, look for connections."""
-        cdef uring *u = &self.loop.ring.u
-        cdef int64_t now
-        if u.accept_epoll_fd < 0:
-            return self.dissolve()
-        if u.sleeps_in_ring:
+        if self.listeners.pop(listener.fd, None) is None:
             return 0
-        if u.short_sleeps >= SHORT_SLEEPS_MAX:
-            return self.sleep_in_ring()
-        if u.ready_fd < 0:
-            now = uring_clock_ns()
-            if now - self.looked_ns < LOOK_EVERY_NS:
-                return 0
-            self.looked_ns = now
-            uring_poll_accept_epoll(u, 0)
-            if u.ready_fd < 0 and now - self.searched_ns >= URING_SEARCH_NS:
-                self.searched_ns = now
-                self.search()
-        return self.accept_ready()
-
-    cdef int search(self) except -1:
-        """Look for connections whose wake-up went to a process that has not accepted them."""
-        cdef uring *u = &self.loop.ring.u
-        if not self.others_accept():
-            return self.sleep_in_ring()
-        uring_recover_wakeups(u)
-        uring_poll_accept_epoll(u, 0)
+        count_loop(listener, -1)
+        self.leave_queue(listener)
+        if not self.listeners:
+            self.sleeper.leave()
+            self.use_spare()
         return 0
 
-    cdef int accept_ready(self) except -1:
+    # ── the place of the loop ────────────────────────────────────────────────────────────────
+
+    cdef bint wait_at_epoll(self) except -1:
+        """Wait at the epoll instance again; return False if the kernel refuses."""
+        cdef ListeningSocket listener
+        if self.sleeper.exclusive:
+            return True
+        if not self.sleeper.enter(CONNECTION_CREDIT):
+            return False
+        self.sleeper.exclusive = True
+        self.full_turns = 0
+        for listener in list(self.listeners.values()):
+            if self.join_queue(listener) >= 0 and listener.poll_op.in_flight:
+                self.loop.ring.cancel(&listener.poll_op)
+        return True
+
+    cdef int on_place(self) except -1:
+        """Poll in the ring when the loop sleeps there, because this process is busy or alone."""
+        cdef ListeningSocket listener
+        if not self.sleeper.exclusive:
+            return 0
+        self.sleeper.exclusive = False
+        for listener in list(self.listeners.values()):
+            self.leave_queue(listener)
+            if not listener.poll_op.in_flight:
+                listener.submit_poll()
+        return 0
+
+    cdef int join_queue(self, ListeningSocket listener) noexcept:
+        """Wait at the end of the socket's queue; return 0 or -errno."""
+        cdef epoll_event event
+        event.events = EPOLLIN | EPOLLEXCLUSIVE
+        event.data.u64 = listening_key(listener.fd)
+        cdef int res = self.sleeper.control(EPOLL_CTL_ADD, listener.fd, &event)
+        return 0 if res == -EEXIST else res
+
+    cdef int leave_queue(self, ListeningSocket listener) noexcept:
+        cdef epoll_event event
+        # In a forked child the instance is also its parent's.
+        if uring_is_usable(&self.loop.ring.u):
+            self.sleeper.control(EPOLL_CTL_DEL, listener.fd, &event)
+        return 0
+
+    cdef int requeue(self, ListeningSocket listener) noexcept:
+        """Move this process to the end of the socket's queue."""
+        self.leave_queue(listener)
+        return self.join_queue(listener)
+
+    # ── a spare descriptor ───────────────────────────────────────────────────────────────────
+
+    cdef int keep_spare(self) noexcept:
+        """Keep a descriptor for a connection that comes when this process has no other.
+
+        No other process was woken for that connection. Return -errno if no descriptor is free.
+        """
+        if self.spare_fd < 0:
+            self.spare_fd = uring_new_wake_fd()
+        return min(self.spare_fd, 0)
+
+    cdef bint use_spare(self) noexcept:
+        """Close the spare descriptor; return whether there was one."""
+        if self.spare_fd < 0:
+            return False
+        close(self.spare_fd)
+        self.spare_fd = -1
+        return True
+
+    # ── connections ──────────────────────────────────────────────────────────────────────────
+
+    cdef int on_quiet(self) except -1:
+        """Look for connections whose wake-up went to a process that has not accepted them."""
+        cdef ListeningSocket listener
+        if not self.others_accept():
+            return self.sleeper.leave()
+        for listener in list(self.listeners.values()):
+            if uring_may_accept(listener.fd):
+                # epoll reports what already waits when a socket is added.
+                self.requeue(listener)
+        return 0
+
+    cdef int on_ready(self, epoll_event *events, int count) except -1:
         """Accept one connection, and more if no other process accepts those that wait."""
-        cdef uring *u = &self.loop.ring.u
-        cdef ListeningSocket listener = self.listeners.get(u.ready_fd)
+        cdef ListeningSocket listener = self.listeners.get(listening_fd(events[0].data.u64))
         cdef int most
         cdef int64_t now
-        u.ready_fd = -1
         if listener is None:
             return 0
         if not self.others_accept():
             # The polls report this connection, too.
-            return self.sleep_in_ring()
-        if u.slept:
-            u.slept = False
+            return self.sleeper.leave()
+        if self.sleeper.slept_ns >= SLEPT_NS:
             self.full_turns = 0
         now = uring_clock_ns()
         if self.full_turns and uring_is_crowded(listener.fd):
@@ -226,37 +255,6 @@ cdef class SharedListeners(Flushable):
                 if LOOPS.get(listener.inode, 1) > 1 or uring_is_shared(listener.fd):
                     self.seen_others = True
         return self.seen_others
-
-    cdef int sleep_in_ring(self) except -1:
-        """Sleep in the ring, with polls, because this process is busy or alone."""
-        cdef ListeningSocket listener
-        uring_sleep_in_ring(&self.loop.ring.u, True)
-        for listener in list(self.listeners.values()):
-            if not listener.poll_op.in_flight:
-                listener.submit_poll()
-        return 0
-
-    cdef int sleep_at_epoll(self) except -1:
-        """Sleep at the accept epoll again."""
-        cdef ListeningSocket listener
-        if self.loop.ring.u.sleeps_in_ring:
-            self.full_turns = 0
-            uring_sleep_in_ring(&self.loop.ring.u, False)
-            for listener in list(self.listeners.values()):
-                if listener.poll_op.in_flight:
-                    self.loop.ring.cancel(&listener.poll_op)
-        return 0
-
-    cdef int dissolve(self) except -1:
-        """Let each listener poll: the ring has lost its accept epoll in a change of thread."""
-        cdef ListeningSocket listener
-        cdef dict listeners = self.listeners
-        self.listeners = {}
-        for listener in listeners.values():
-            count_loop(listener, -1)
-            listener.shared = False
-            listener.start()
-        return 0
 
 
 cdef int count_loop(ListeningSocket listener, int change) except -1:

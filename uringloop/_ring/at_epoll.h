@@ -1,6 +1,5 @@
-/* The sleep in epoll_wait(2) of a loop that waits for descriptors in an epoll instance of its own,
- * and how the ring ends such a sleep: the kernel's ring by an eventfd, a software ring by its own
- * epoll instance.
+/* How a ring ends the sleep of a loop that sleeps in epoll_wait(2), at an epoll instance of its own:
+ * the kernel's ring by an eventfd, a software ring by its own epoll instance.
  */
 #ifndef URINGLOOP_RING_AT_EPOLL_H
 #define URINGLOOP_RING_AT_EPOLL_H
@@ -9,9 +8,34 @@
 
 #include "_ring/uring.h"
 
+/* Lets the kernel write to the eventfd, or not. */
+static inline void uring_switch_eventfd(uring *u, unsigned flags) {
+    if (u->ring.cq.kflags == NULL)
+        return;
+    __atomic_store_n(u->ring.cq.kflags, flags, __ATOMIC_SEQ_CST);
+    /* The kernel queues work and then reads the flag; this process writes the flag and then looks
+     * for work. */
+    atomic_thread_fence(memory_order_seq_cst);
+}
+
+/* Makes the eventfd, which the ring keeps. Returns 0 or -errno: seccomp may forbid
+ * io_uring_register by now. */
+static inline int uring_make_eventfd(uring *u) {
+    int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), res;
+
+    if (fd < 0)
+        return -errno;
+    res = io_uring_register_eventfd(&u->ring, fd);
+    if (res < 0) {
+        close(fd);
+        return res;
+    }
+    u->eventfd = fd;
+    return 0;
+}
+
 /* Lets an event with *data* end each sleep at *epoll_fd* when the ring has completions, or work
- * that only an enter does. A ring can do so at one instance. Returns 0 or -errno: seccomp may
- * forbid io_uring_register by now. */
+ * that only an enter does. A ring can do so at one instance. Returns 0 or -errno. */
 static inline int uring_join_epoll(uring *u, int epoll_fd, uint64_t data) {
     /* By edge: one event for each write, and never read. */
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
@@ -19,17 +43,13 @@ static inline int uring_join_epoll(uring *u, int epoll_fd, uint64_t data) {
 
     if (u->soft != NULL)
         return softring_add_to_epoll(u->soft, epoll_fd, data);
-    u->eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (u->eventfd < 0)
+    res = u->eventfd < 0 ? uring_make_eventfd(u) : 0;
+    if (res < 0)
+        return res;
+    if (epoll_ctl(epoll_fd, EPOLL_CTL_ADD, u->eventfd, &event) < 0 && errno != EEXIST)
         return -errno;
-    res = epoll_ctl(epoll_fd, EPOLL_CTL_ADD, u->eventfd, &event) < 0 ? -errno : 0;
-    if (res == 0)
-        res = io_uring_register_eventfd(&u->ring, u->eventfd);
-    if (res < 0) {
-        close(u->eventfd);
-        u->eventfd = -1;
-    }
-    return res < 0 ? res : 0;
+    uring_switch_eventfd(u, 0);
+    return 0;
 }
 
 /* Ends that. Does nothing in a forked child: the fork handler has closed the child's descriptors,
@@ -39,16 +59,12 @@ static inline void uring_leave_epoll(uring *u, int epoll_fd) {
 
     if (!uring_is_usable(u))
         return;
-    if (u->soft != NULL)
+    if (u->soft != NULL) {
         softring_add_to_epoll(u->soft, -1, 0);
-    else if (u->eventfd >= 0)
-        io_uring_unregister_eventfd(&u->ring);
-    if (u->eventfd < 0)
-        return;
-    /* A child that was forked meanwhile may have a duplicate. */
-    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, u->eventfd, &event);
-    close(u->eventfd);
-    u->eventfd = -1;
+    } else if (u->eventfd >= 0) {
+        uring_switch_eventfd(u, IORING_CQ_EVENTFD_DISABLED);
+        epoll_ctl(epoll_fd, EPOLL_CTL_DEL, u->eventfd, &event);
+    }
 }
 
 /* Sleeps at *epoll_fd* until it has events, or *timeout_ns* has passed (negative: no limit).

@@ -109,6 +109,8 @@ cdef class Ring:
     cdef int submit(self) except -1
     cdef int submit_only(self) except -1
     cdef int wait(self, int64_t timeout_ns) except -1
+    cdef bint spin(self, int64_t *timeout_ns) except -1
+    cdef int gather(self) except -1
     cdef bint needs_enter(self) noexcept
     cdef bint has_task_work(self) noexcept
     cdef bint has_overflow(self) noexcept
@@ -131,6 +133,7 @@ cdef class Ring:
     cdef void _unlink(self, Operation *op) noexcept
     cdef void _let_go(self, Operation *op, object owner) noexcept
     cdef int _take_completions_of(self, Operation *op) except -1
+    cdef unsigned int _to_gather(self) noexcept
     cdef int _submit_and_look(self, unsigned int expected) except -1
     cdef int _entered(self, int res) except -1
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1

@@ -65,7 +65,6 @@ from uringloop._ring.forks cimport (
     uring_take_place,
     uring_watch_forks,
 )
-from uringloop._ring.shared_sockets cimport uring_move_accept_epoll, uring_sleep
 from uringloop._ring.uring cimport (
     uring,
     URING_CLOSED,
@@ -101,6 +100,8 @@ from uringloop._ring.uring cimport (
     uring_submitted,
     uring_take_cancel_back,
     uring_tail,
+    uring_wait_batch,
+    uring_wait_for,
 )
 
 
@@ -308,26 +309,50 @@ cdef class Ring:
     cdef int wait(self, int64_t timeout_ns) except -1:
         """Submit what is prepared and sleep until a completion, a signal or the timeout."""
         cdef int res
-        cdef bint found
-        cdef unsigned int wanted = 1
+        cdef unsigned int wanted = self._to_gather()
         self.check_inherited()
-        if self.spin_ns and (timeout_ns == URING_FOREVER or timeout_ns > self.spin_ns):
-            if uring_pending(&self.u):
-                # The next turn follows at once, and spins.
-                return self.submit()
-            with nogil:
-                found = uring_spin(&self.u, self.spin_ns)
-            if found:
-                self.submit()
-                if self.has_completions():
-                    return 0
-            if timeout_ns != URING_FOREVER:
-                timeout_ns -= self.spin_ns
-        if self.batch_ns:
-            wanted = <unsigned int>min(self.count, <int>BATCH_MAX)
+        if self.spin(&timeout_ns):
+            return 0
         with nogil:
-            res = uring_sleep(&self.u, wanted, self.batch_ns, timeout_ns)
+            res = uring_wait_batch(&self.u, wanted, self.batch_ns, timeout_ns)
         return self._entered(res)
+
+    cdef bint spin(self, int64_t *timeout_ns) except -1:
+        """Poll for completions before a sleep, if that is asked for.
+
+        Return whether the sleep is not needed any more; otherwise take the time off *timeout_ns*.
+        """
+        cdef bint found
+        if not self.spin_ns or URING_FOREVER < timeout_ns[0] <= self.spin_ns:
+            return False
+        self.check_inherited()
+        if uring_pending(&self.u):
+            # The next turn follows at once, and spins.
+            self.submit()
+            return True
+        with nogil:
+            found = uring_spin(&self.u, self.spin_ns)
+        if found:
+            self.submit()
+            if self.has_completions():
+                return True
+        if timeout_ns[0] != URING_FOREVER:
+            timeout_ns[0] -= self.spin_ns
+        return False
+
+    cdef int gather(self) except -1:
+        """Let completions gather after a sleep elsewhere, if that is asked for."""
+        cdef unsigned int wanted = self._to_gather()
+        cdef int res
+        if wanted <= 1:
+            return 0
+        with nogil:
+            res = uring_wait_for(&self.u, wanted, 0, self.batch_ns)
+        return self._entered(res)
+
+    cdef unsigned int _to_gather(self) noexcept:
+        """Return how many completions a sleep waits for."""
+        return <unsigned int>min(self.count, <int>BATCH_MAX) if self.batch_ns else 1
 
     cdef int _submit_and_look(self, unsigned int expected) except -1:
         """Submit what is prepared; give a kernel thread time to post *expected* completions."""
@@ -598,7 +623,6 @@ cdef class Ring:
             self.quiet_sends = uses(QUIET_SENDS, True)
             assert self.permission == FORBIDDEN or self.permission == ENTER_FORBIDDEN
             store_int_release(&self.permission, REPLACED)
-        uring_move_accept_epoll(fresh, &self.u)
         uring_take_place(&self.u, fresh)
         self.marked = uring_head(&self.u)
         self.workers_limited = False

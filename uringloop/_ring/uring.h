@@ -68,41 +68,21 @@ typedef struct uring {
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
     const char *call;     /* the system call with which opening it has failed, or may fail next */
     bool threaded;        /* a kernel thread takes the submissions (SQPOLL) */
-    /* Shared listening sockets, see shared_sockets.h. */
-    int accept_epoll_fd;      /* the epoll instance at which the loop sleeps, or -1 */
-    int eventfd;              /* by which the kernel's ring ends a sleep at epoll; or -1 */
-    int ready_fd;             /* the listening socket that has ended a sleep, or -1 */
-    int reserve_fd;           /* a spare one, for a connection when no other is free, or -1 */
-    struct pollfd *listeners; /* the listening sockets, or NULL; freed with accept_epoll_fd */
-    unsigned listeners_count;
-    bool woken;            /* another thread or a watched descriptor ended the newest sleep */
-    bool sleeps_in_ring;   /* the loop sleeps in the ring although it has shared sockets */
-    unsigned short_sleeps; /* short sleeps in a row that no connection has ended */
-    bool slept;            /* nothing waited when the newest sleep began */
-    struct uring *next;    /* the list of live rings that the fork handler walks */
+    int eventfd;          /* by which the kernel's ring ends a sleep elsewhere (at_epoll.h); or -1 */
+    struct uring *next;   /* the list of live rings that the fork handler walks */
 } uring;
 
 /* ── lifetime ───────────────────────────────────────────────────────────────────────────────── */
 
 static inline void uring_clear(uring *u) {
     memset(u, 0, sizeof(*u));
-    u->accept_epoll_fd = u->eventfd = u->ready_fd = u->reserve_fd = -1;
+    u->eventfd = -1;
 }
 
-/* Closes what shared_sockets.h has opened. */
-static inline void uring_free_accept_epoll(uring *u) {
-    if (u->accept_epoll_fd >= 0)
-        close(u->accept_epoll_fd);
+static inline void uring_close_eventfd(uring *u) {
     if (u->eventfd >= 0)
         close(u->eventfd);
-    if (u->reserve_fd >= 0)
-        close(u->reserve_fd);
-    free(u->listeners);
-    u->listeners = NULL;
-    u->listeners_count = 0;
-    u->accept_epoll_fd = u->eventfd = u->ready_fd = u->reserve_fd = -1;
-    u->sleeps_in_ring = false;
-    u->short_sleeps = 0;
+    u->eventfd = -1;
 }
 
 static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries, unsigned flags) {
@@ -243,7 +223,7 @@ static inline void uring_close(uring *u) {
         softring_close(u->soft);
     else
         io_uring_queue_exit(&u->ring);
-    uring_free_accept_epoll(u);
+    uring_close_eventfd(u);
     uring_store(&u->life, URING_CLOSED);
 }
 
@@ -289,7 +269,7 @@ static inline void uring_leave_to_parent(uring *u) {
         close(u->ring.ring_fd);
         uring_empty_queues(&u->ring);
     }
-    uring_free_accept_epoll(u);
+    uring_close_eventfd(u);
     uring_store(&u->life, URING_INHERITED);
 }
 

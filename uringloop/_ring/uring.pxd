@@ -22,11 +22,6 @@ cdef extern from "_ring/uring.h" nogil:
         uint64_t enters
         uring_life life
         bint threaded
-        int accept_epoll_fd
-        int ready_fd
-        bint sleeps_in_ring
-        unsigned int short_sleeps
-        bint slept
         uring *next
 
     int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)
@@ -50,6 +45,8 @@ cdef extern from "_ring/uring.h" nogil:
     unsigned int uring_room(const uring *u)
     int uring_submit(uring *u)
     bint uring_spin(uring *u, int64_t spin_ns)
+    int uring_wait_for(
+        uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)
     int uring_wait_batch(uring *u, unsigned int wanted, int64_t least_ns, int64_t timeout_ns)
     int uring_wait_more(uring *u, unsigned int more, int64_t timeout_ns)
     int uring_submit_and_collect(uring *u, unsigned int expected)

@@ -7,7 +7,6 @@ from uringloop._cpython.pyapi cimport FREE_THREADED, list_size, this_thread
 from uringloop._kernel.atomics cimport load_int, load_long, replace_long, store_long_release
 from uringloop._kernel.libc cimport sched_yield
 from uringloop._ring.buffers cimport BufferPool
-from uringloop._ring.epoll_sleep cimport EpollSleep
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
@@ -18,6 +17,7 @@ from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.inbox cimport Inbox
 from uringloop._turn.ready cimport ReadyQueue
+from uringloop._turn.sleeper cimport Sleeper
 from uringloop._turn.spare_handles cimport SpareHandles, owned_handle, owned_timer
 from uringloop._turn.timers cimport TimerHeap
 from uringloop._turn.timing cimport FOR_HISTOGRAMS, Times
@@ -81,8 +81,7 @@ cdef class LoopCore:
     cdef object deliveries      # deque of Flushable: each delivers after the next turn's callbacks
     cdef Py_ssize_t delivery_count      # its length
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
-    cdef Flushable shared_listeners     # accepts while the loop is awake; None if there are none
-    cdef EpollSleep epoll_sleep     # of the watchers
+    cdef Sleeper sleeper        # decides where the loop sleeps
     cdef int64_t file_deadline_ns  # when file calls must stop in this turn; 0 before the first one
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals

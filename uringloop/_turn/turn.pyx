@@ -39,7 +39,6 @@ from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self, sched_yield
 from uringloop._kernel.wakeup cimport uring_new_wake_fd, uring_wake
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._ring.epoll_sleep cimport EpollSleep
 from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
 from uringloop._ring.ring cimport Ring, traverse_ring, wrong_thread
 from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
@@ -53,6 +52,7 @@ from uringloop._turn.handles cimport (
     new_handle_for_threads, run_unshared)
 from uringloop._turn.inbox cimport Inbox, PUT_WAKE, Put, REFUSED, traverse_inbox
 from uringloop._turn.ready cimport ReadyQueue, traverse_ready
+from uringloop._turn.sleeper cimport Sleeper
 from uringloop._turn.spare_handles cimport SpareHandles, drop_chain
 from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._turn.timing cimport (
@@ -80,7 +80,7 @@ cdef class LoopCore:
         self.rearm_list = []
         self.deliveries = deque()
         self.timers = TimerHeap()
-        self.epoll_sleep = EpollSleep()
+        self.sleeper = Sleeper()
         self.fd_table = FdTable()
         self.freelist = FreeList()
         self.senders = SenderCache()
@@ -103,7 +103,14 @@ cdef class LoopCore:
             self.ring.close()
             raise exc
         self.waker = WakeUp(self.ring, fd)
-        self.epoll_sleep.open(self.ring, fd)
+        try:
+            self.sleeper.open(self.ring, fd)
+        except OSError:
+            # Not left to the garbage collector: the failure may be a lack of descriptors.
+            self.ring.close()
+            close(fd)
+            self.waker.fd = -1
+            raise
         self.closed = False
         self._replace_clock(False)
         self.debug = coroutines._is_debug_mode()
@@ -261,7 +268,7 @@ cdef class LoopCore:
         self.collect(held_back)
         if due:
             self.deliver_due(due)
-        self.epoll_sleep.deliver()
+        self.sleeper.deliver()
         if self.timers.due_end:
             self.run_due()
         if list_size(<PyObject*>self.rearm_list):
@@ -436,14 +443,14 @@ cdef class LoopCore:
             if (timeout == URING_FOREVER or timeout > 0) and self.inbox.fall_asleep():
                 self.sleep(timeout)
                 PyErr_CheckSignals()
-                return 0 if self.shared_listeners is None else self.shared_listeners.flush()
+                return 0
         return self.submit()
 
     cdef int sleep(self, int64_t timeout_ns) except -1:
         """Submit, and sleep until something happens; a loop for tests may advance its clock."""
         store_int(&self.sleeping, True)
         try:
-            self.epoll_sleep.wait(timeout_ns)
+            self.sleeper.wait(timeout_ns)
         finally:
             self.inbox.wake_up()
             # In this order: blocked_s() reads `sleeping` first.
@@ -460,9 +467,9 @@ cdef class LoopCore:
 
     @cython.final
     cdef int submit(self) except -1:
-        self.epoll_sleep.submit()
+        self.sleeper.submit()
         PyErr_CheckSignals()
-        return 0 if self.shared_listeners is None else self.shared_listeners.flush()
+        return 0
 
     # ── for transports and watchers ──────────────────────────────────────────────────────────
 
@@ -556,7 +563,7 @@ cdef class LoopCore:
             store_long(&self.ring.runner, this_thread())
             self.sending = True
             self.waker.arm()
-            self.epoll_sleep.look_again()
+            self.sleeper.look_again()
             self.run_turns()
         finally:
             # This may call resume_writing(): what that writes is sent in the next run.
@@ -599,6 +606,7 @@ cdef class LoopCore:
                          self.datagram_pool.starved):
                 each.clear()
             self.delivery_count = 0
+            self.sleeper.close_epoll()
             self.ring.close()
             self.pool.close()
             self.datagram_pool.close()

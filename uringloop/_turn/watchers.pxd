@@ -4,17 +4,11 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 from uringloop._kernel.epoll cimport epoll_event
-from uringloop._ring.epoll_sleep cimport AT_EPOLL
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.fd_table cimport FdTable
-from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.handles cimport Handle
+from uringloop._turn.sleeper cimport AT_EPOLL, EVENTS_MAX, EpollUser
 from uringloop._turn.turn cimport LoopCore
-
-
-cdef enum:
-    # Events that are fetched in one turn; epoll reports more in the next turn.
-    EVENTS_MAX = 128
 
 
 cdef class Watched:
@@ -30,9 +24,8 @@ cdef class Watched:
     cdef int cancel(self, unsigned int events) except -1
 
 
-cdef class Watchers(Flushable):
+cdef class Watchers(EpollUser):
     cdef LoopCore loop          # None after close()
-    cdef int epoll_fd           # ours; -1 after close()
     cdef dict watched           # Watched by descriptor
     cdef FdTable by_fd          # the same, borrowed, for each event
     cdef unsigned int asked     # calls of watch()
@@ -40,23 +33,24 @@ cdef class Watchers(Flushable):
     cdef int stale_batches      # completions in a row with events of unwatched descriptors
     cdef int failures           # of waits in a row
     cdef bint retrying          # a timer waits until the next attempt
-    cdef Operation wait_op      # for events of epoll_fd
+    cdef Operation wait_op      # waits for events of the loop's epoll instance
     cdef bint direct            # wait_op fills `events` (EPOLL_WAIT); otherwise it is a poll
-    cdef epoll_event[EVENTS_MAX] events
+    cdef epoll_event[EVENTS_MAX] events     # those that the ring's request has brought
 
     cdef int forget(self, Watched watched) except -1
     cdef int control(self, int operation, Watched watched, unsigned int events) noexcept
     cdef int add(self, Watched watched, unsigned int event) except -1
     cdef int arm(self) except -1
-    cdef int on_events(self, int res, unsigned int flags) except -1
+    cdef int on_completion(self, int res) except -1
+    cdef int fetch(self) noexcept
     cdef int wait_failed(self, int res) except -1
     cdef int retry_later(self, int res) except -1
     cdef inline bint waits_in_ring(self) noexcept:
-        return self.loop.epoll_sleep.place != AT_EPOLL
+        return self.loop.sleeper.place != AT_EPOLL
 
     cdef int wait_again(self) except -1
-    cdef int wait_in_ring(self) except -1
-    cdef int due_handles(self, int count, PyObject **due) noexcept
+    cdef int due_handles(self, epoll_event *events, int count, PyObject **due) noexcept
     cdef bint reports_unwatched(self) except -1
     cdef Watched watched_by(self, uint64_t key)
-    cdef int renew(self, bint lost) except -1
+    cdef int renew(self) except -1
+    cdef int replace_instance(self) except -1

@@ -22,16 +22,13 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED, Py_DECREF_owned
-from uringloop._kernel.atomics cimport load_int
+from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._kernel.epoll cimport (
-    EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
     EPOLL_CTL_DEL,
     EPOLL_CTL_MOD,
     EPOLLIN,
     EPOLLOUT,
-    epoll_create1,
-    epoll_ctl,
     epoll_event,
     uring_epoll_wait,
 )
@@ -39,14 +36,19 @@ from uringloop._kernel.errors cimport ECANCELED, EEXIST, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close, POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
-from uringloop._ring.epoll_sleep cimport EpollSleep
 from uringloop._ring.features cimport EPOLL_WAIT, uses
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
-from uringloop._ring.shared_sockets cimport uring_add_waker
 from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._turn.fd_table cimport FdTable
-from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.handles cimport Handle
+from uringloop._turn.sleeper cimport (
+    ALWAYS_IN_RING,
+    AT_EPOLL,
+    CREDIT_MAX,
+    EVENTS_MAX,
+    EpollUser,
+    Sleeper,
+)
 from uringloop._turn.turn cimport LoopCore, give_back, runs_here, try_to_claim
 
 
@@ -81,24 +83,16 @@ cdef class Watched:
 
 
 @cython.final
-cdef class Watchers(Flushable):
+cdef class Watchers(EpollUser):
 
     def __cinit__(self, LoopCore loop not None):
         self.loop = loop
         self.watched = {}
         self.by_fd = FdTable()
-        self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
-        if self.epoll_fd < 0:
-            raise os_error(-errno, "epoll_create1")
+        loop.sleeper.watchers = self
         operation_init(&self.wait_op, watchers_on_events, <PyObject*>self)
-        loop.epoll_sleep.events = self.events
-        loop.epoll_sleep.size = EVENTS_MAX
-        loop.epoll_sleep.wait_op = &self.wait_op
         # Armed while any descriptor is watched: not an operation that the program has started.
         self.wait_op.policy = BACKGROUND
-
-    def __dealloc__(self):
-        self.close()
 
     @cython.critical_section
     def watch(self, int fd, unsigned int event, callback, args, file=None):
@@ -132,6 +126,7 @@ cdef class Watchers(Flushable):
                 # In this order: without a GIL another thread may have added the descriptor, too.
                 self.by_fd.add(fd, <PyObject*>watched)
                 self.watched[fd] = watched
+                store_int(&self.loop.sleeper.watching, True)
             except BaseException:
                 self.by_fd.forget(fd)
                 self.control(EPOLL_CTL_DEL, watched, 0)
@@ -202,13 +197,12 @@ cdef class Watchers(Flushable):
         self.by_fd = FdTable()
         self.watched = {}
         self.loop = None
-        if self.epoll_fd >= 0:
-            close(self.epoll_fd)
-            self.epoll_fd = -1
 
     cdef int forget(self, Watched watched) except -1:
         self.by_fd.forget(watched.fd)
         del self.watched[watched.fd]
+        if self.loop is not None:
+            store_int(&self.loop.sleeper.watching, len(self.watched) != 0)
         return 0
 
     cdef int control(self, int operation, Watched watched, unsigned int events) noexcept:
@@ -216,7 +210,7 @@ cdef class Watchers(Flushable):
         cdef epoll_event event
         event.events = events
         event.data.u64 = <uint64_t>watched.number << 32 | <unsigned int>watched.fd
-        return 0 if epoll_ctl(self.epoll_fd, operation, watched.fd, &event) == 0 else -errno
+        return self.loop.sleeper.control(operation, watched.fd, &event)
 
     cdef int add(self, Watched watched, unsigned int event) except -1:
         cdef int res = self.control(EPOLL_CTL_ADD, watched, event)
@@ -241,36 +235,52 @@ cdef class Watchers(Flushable):
         sqe = self.loop.ring.submission()
         self.direct = uses(EPOLL_WAIT, self.loop.ring.u.soft != NULL)
         if self.direct:
-            uring_prep_epoll_wait(sqe, self.epoll_fd, self.events, EVENTS_MAX)
+            uring_prep_epoll_wait(sqe, self.loop.sleeper.epoll_fd, self.events, EVENTS_MAX)
         else:
-            io_uring_prep_poll_add(sqe, self.epoll_fd, POLLIN)
+            io_uring_prep_poll_add(sqe, self.loop.sleeper.epoll_fd, POLLIN)
         return self.loop.ring.start(sqe, &self.wait_op)
 
-    cdef int on_events(self, int res, unsigned int flags) except -1:
+    cdef int on_place(self) except -1:
+        """Take the request out of the ring, or arm it at the end of this turn."""
+        if not self.waits_in_ring():
+            return self.loop.ring.reap(&self.wait_op)
+        return 0 if self.wait_op.in_flight else self.loop.add_rearm(self)
+
+    cdef int on_completion(self, int res) except -1:
+        if not self.waits_in_ring():
+            # epoll_wait(2) reports the events again.
+            return 0
+        if res > 0 and not self.direct:
+            res = self.fetch()
+        return self.on_ready(self.events, res)
+
+    cdef int fetch(self) noexcept:
+        """Return the number of events that are there now, or -errno."""
+        cdef int res = uring_epoll_wait(
+            self.loop.sleeper.epoll_fd, self.events, EVENTS_MAX, 0)
+        return -errno if res < 0 else res
+
+    cdef int on_ready(self, epoll_event *events, int count) except -1:
         # References of this call: a callback may remove or replace the handles that follow it.
         cdef PyObject *due[2 * EVENTS_MAX]
-        cdef int count = 0
+        cdef int number = 0
         cdef int index = 0
         cdef unsigned int resumed = self.resumed
-        if res > 0 and not self.direct and self.waits_in_ring():
-            res = uring_epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)
-            if res < 0:
-                res = -errno
         try:
-            if res < 0 and res != -ECANCELED:
-                self.wait_failed(res)
+            if count < 0 and count != -ECANCELED:
+                self.wait_failed(count)
             else:
                 self.failures = 0
-            count = self.due_handles(res, due)
+            number = self.due_handles(events, count, due)
             if self.stale_batches > STALE_BATCHES_MAX and self.reports_unwatched():
-                self.renew(False)
+                self.renew()
             # A nested run fetches other events: epoll reports the skipped ones again.
-            while index < count and self.resumed == resumed:
+            while index < number and self.resumed == resumed:
                 self.loop.run_handle(<Handle>due[index])
                 index += 1
                 self.loop.ring.check_process()
         finally:
-            for index in range(count):
+            for index in range(number):
                 Py_DECREF_owned(due[index])
             # After a KeyboardInterrupt epoll reports the skipped handles in the next run again.
             self.wait_again()
@@ -278,8 +288,14 @@ cdef class Watchers(Flushable):
 
     cdef int wait_failed(self, int res) except -1:
         """Wait at a new instance, since other code may have closed this one; or wait later."""
+        cdef Sleeper sleeper = self.loop.sleeper
         self.failures += 1
-        return self.renew(True) if self.failures == 1 else self.retry_later(res)
+        if self.failures == 1:
+            return self.replace_instance()
+        if sleeper.place == AT_EPOLL:
+            sleeper.leave()
+            sleeper.place = ALWAYS_IN_RING
+        return self.retry_later(res)
 
     cdef int retry_later(self, int res) except -1:
         """Report an error that may stay, and wait for events again after RETRY_DELAY."""
@@ -299,25 +315,25 @@ cdef class Watchers(Flushable):
         self.arm_later()
 
     @cython.critical_section
-    cdef int due_handles(self, int count, PyObject **due) noexcept:
+    cdef int due_handles(self, epoll_event *events, int count, PyObject **due) noexcept:
         """Write new references to the handles of *count* events to *due*; return their number."""
         cdef bint strange = False
         cdef int number = 0
-        cdef unsigned int events
+        cdef unsigned int ready
         cdef Watched watched
         cdef int index
         for index in range(count):
-            events = self.events[index].events
-            watched = self.watched_by(self.events[index].data.u64)
+            ready = events[index].events
+            watched = self.watched_by(events[index].data.u64)
             if watched is None:
                 strange = True
                 continue
             # EPOLLERR and EPOLLHUP are for both handles.
-            if events & ~EPOLLOUT and watched.events & EPOLLIN:
+            if ready & ~EPOLLOUT and watched.events & EPOLLIN:
                 Py_INCREF(watched.reader)
                 due[number] = <PyObject*>watched.reader
                 number += 1
-            if events & ~EPOLLIN and watched.events & EPOLLOUT:
+            if ready & ~EPOLLIN and watched.events & EPOLLOUT:
                 Py_INCREF(watched.writer)
                 due[number] = <PyObject*>watched.writer
                 number += 1
@@ -326,18 +342,13 @@ cdef class Watchers(Flushable):
 
     cdef int wait_again(self) except -1:
         """Wait for the next events: from the end of this turn, or in the loop's next sleep."""
-        cdef EpollSleep sleep = self.loop.epoll_sleep
+        cdef Sleeper sleeper = self.loop.sleeper
         if self.waits_in_ring():
-            if sleep.suits() and not self.wait_op.in_flight and self.watched:
-                sleep.enter(self.epoll_fd)
-        elif not self.watched:
-            sleep.leave()
+            if sleeper.suits() and not self.wait_op.in_flight and self.watched:
+                sleeper.enter(CREDIT_MAX)
+        elif not self.watched and not sleeper.exclusive:
+            sleeper.leave()
         return self.loop.add_rearm(self) if self.waits_in_ring() else 0
-
-    cdef int wait_in_ring(self) except -1:
-        """Leave the eventfd, and the sleep in epoll_wait(2), to the shared listening sockets."""
-        self.loop.epoll_sleep.leave()
-        return self.arm()
 
     cdef Watched watched_by(self, uint64_t key):
         """Return the Watched of an event's *key*; None if it was removed or changed since."""
@@ -352,28 +363,31 @@ cdef class Watchers(Flushable):
         cdef int index
         cdef uint64_t key
         self.stale_batches = 0
-        for index in range(uring_epoll_wait(self.epoll_fd, self.events, EVENTS_MAX, 0)):
+        for index in range(self.fetch()):
             key = self.events[index].data.u64
-            # The ring and other threads (EpollSleep) have events without a descriptor.
+            # Others have events in the instance, too (sleeper.pyx).
             if <int><unsigned int>key >= 0 and self.watched_by(key) is None:
                 return True
         return False
 
-    @cython.critical_section
-    cdef int renew(self, bint lost) except -1:
-        """Move the watched descriptors to a new epoll instance.
+    cdef int renew(self) except -1:
+        """Move to a new epoll instance, and close the old one.
 
         Otherwise epoll would report for ever a descriptor that was closed before its removal and
-        has an open duplicate. *lost* means that other code has closed the instance's descriptor.
+        has an open duplicate.
         """
-        cdef int fresh = epoll_create1(EPOLL_CLOEXEC)
-        if fresh < 0:
-            return self.retry_later(-errno)
-        self.loop.epoll_sleep.leave()
-        if not lost:
-            close(self.epoll_fd)
-        self.epoll_fd = fresh
-        uring_add_waker(&self.loop.ring.u, fresh)
+        cdef int old = self.loop.sleeper.epoll_fd
+        self.replace_instance()
+        if self.loop.sleeper.epoll_fd != old:
+            close(old)
+        return 0
+
+    @cython.critical_section
+    cdef int replace_instance(self) except -1:
+        """Move the watched descriptors to a new epoll instance."""
+        cdef int res = self.loop.sleeper.renew()
+        if res < 0:
+            return self.retry_later(res)
         for watched in self.watched.values():
             # EBADF is ignored: a closed descriptor is never ready.
             self.control(EPOLL_CTL_ADD, watched, (<Watched>watched).events)
@@ -395,4 +409,4 @@ def transport_of(LoopCore loop not None, fd):
 
 
 cdef int watchers_on_events(Operation *op, int res, unsigned int flags) except -1:
-    return (<Watchers>op.owner).on_events(res, flags)
+    return (<Watchers>op.owner).on_completion(res)

@@ -34,12 +34,12 @@ from libc.stdint cimport INT64_MAX, int64_t, uint64_t, uintptr_t
 from uringloop._cpython.pyapi cimport FREE_THREADED
 from uringloop._kernel.atomics cimport count_total, load_int, load_pointer, store_int
 from uringloop._kernel.clock cimport uring_clock_ns
-from uringloop._ring.epoll_sleep cimport ALWAYS_IN_RING
 from uringloop._ring.uring cimport URING_FOREVER, uring_pending
 from uringloop.testing import other_loops
 from uringloop.testing.places cimport ANYWHERE, BEHIND, FIXED, Place, name_of, place_of
 from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
 from uringloop._turn.inbox cimport ASLEEP, EMPTY
+from uringloop._turn.sleeper cimport ALWAYS_IN_RING
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.tracing import trace
 from uringloop._turn.turn cimport LoopCore
@@ -160,7 +160,7 @@ cdef class TestingCore(LoopCore):
         softring_simulate(<softring*>self.ring.u.soft, &self.simulation)
         self.files_on_ring = True
         # One sleep, in which the clock can be advanced.
-        self.epoll_sleep.place = ALWAYS_IN_RING
+        self.sleeper.place = ALWAYS_IN_RING
 
     def _set_chances(self, chances, double stall):
         """Set the probability of each of FAULTS, and of a stall."""

@@ -1,0 +1,360 @@
+"""Where a loop sleeps: in its ring, or in epoll_wait(2).
+
+The ring is the better place for all that it can wait for. But two kinds of descriptors are in an
+epoll instance, of which each loop has one:
+
+- Those that the program watches (watchers.pyx). The ring can wait for the instance by a request;
+  then each event also takes a submission, a poll of the instance, task work and a completion. A
+  loop that has little else to do sleeps at the instance itself, as loops on epoll do.
+- Listening sockets from which other processes accept, too (_net/shared_listeners.pyx). A connection
+  wakes one of the processes that wait for it exclusively. A request of a ring waits while its
+  process computes, and would take the wake-up of a process that is free. epoll does not: with
+  EPOLLEXCLUSIVE an instance passes a wake-up on unless a thread sleeps in epoll_wait(2) at that
+  moment (4.5, ep_poll_callback in fs/eventpoll.c).
+
+    IN_RING ──enter()──> AT_EPOLL ──leave()──> IN_RING
+       └─────────────────────┴──the kernel refuses what AT_EPOLL needs──> ALWAYS_IN_RING
+
+AT_EPOLL, the instance also has the descriptor by which the ring ends a sleep (at_epoll.h), and the
+waker of other threads: the kernel's ring does not write to its eventfd from within a write to
+another eventfd (seen on 6.18: the first time it does, later never). IN_RING, the watched
+descriptors are alone there, and the ring polls the listening sockets.
+
+A loop goes to AT_EPOLL when the ring has brought nothing but events for `needed` turns in a row,
+or when another process accepts from one of its sockets. It stays while it has credit:
+
+    a sleep that an event has ended                              gains SLEEP_GAIN, up to CREDIT_MAX
+    a sleep that a connection has ended                          sets it to CONNECTION_CREDIT
+    a short sleep that the ring has ended                        costs RING_COST
+    a long one, in a process with shared sockets: it is free     sets it to CONNECTION_CREDIT
+    a turn without a sleep that looks and finds nothing          costs LOOK_COST
+
+Only the loop's thread may call, and in critical sections of the watchers also other threads.
+"""
+
+cimport cython
+from libc.stdint cimport int64_t, uint64_t
+
+from uringloop._kernel.atomics cimport load_int
+from uringloop._kernel.clock cimport uring_clock_ns
+from uringloop._kernel.epoll cimport (
+    EPOLL_CLOEXEC,
+    EPOLL_CTL_ADD,
+    EPOLL_CTL_DEL,
+    EPOLLET,
+    EPOLLIN,
+    epoll_create1,
+    epoll_ctl,
+    epoll_event,
+)
+from uringloop._kernel.errors cimport EEXIST, EINTR, errno, os_error
+from uringloop._kernel.libc cimport close
+from uringloop._ring.at_epoll cimport (
+    uring_join_epoll,
+    uring_leave_epoll,
+    uring_sleep_at_epoll,
+)
+from uringloop._ring.features cimport EPOLL_SLEEP, uses
+from uringloop._ring.ring cimport Ring
+from uringloop._ring.uring cimport URING_FOREVER, uring_is_usable, uring_pending
+
+
+cdef enum:
+    # The first change of place takes so many turns with nothing but events. The number doubles when
+    # the loop has used up its credit, since a change takes five system calls.
+    TURNS_MIN = 16
+    TURNS_MAX = 1024
+    NEVER = 0x7FFFFFFF
+
+    # In the units of CREDIT_MAX. A sleep in epoll_wait(2) that an event has ended saves
+    # SLEEP_GAIN; one that the ring has ended takes an enter more. A turn without a sleep makes a
+    # call that looks for events, which a request of the ring does not need: five such turns for
+    # each event are as expensive in either place.
+    SLEEP_GAIN = 4
+    RING_COST = 8
+    LOOK_COST = 1
+
+    # A process with shared sockets that sleeps for less is busy with the connections that it has.
+    SHORT_SLEEP_NS = 1_000_000
+
+    # A ring's request that reads an eventfd does not write to the ring's: after this time without
+    # events the loop sleeps in the ring.
+    SLEEP_MAX_NS = 100_000_000
+
+    # A process that was woken for a connection and is then killed, stopped or not scheduled takes
+    # the wake-up with it, and no other process is woken for that connection. All processes search
+    # for such connections at this interval, which doubles while nothing happens: a search costs
+    # 50 us, most of it for leaving an idle state of the processor.
+    QUIET_NS = 50_000_000
+    QUIET_MAX_NS = 200_000_000
+
+    # The interval at which a loop that watches nothing and does not sleep looks for connections.
+    LOOK_EVERY_NS = 100_000
+
+# The data of events that are not of watched descriptors, nor of listening sockets.
+cdef uint64_t WAKE = <uint64_t>-1
+
+
+cdef class EpollUser(Flushable):
+
+    cdef int on_ready(self, epoll_event *events, int count) except -1:
+        """Handle *count* events of this user's descriptors; -errno if the wait has failed."""
+        raise NotImplementedError
+
+    cdef int on_place(self) except -1:
+        """Wait as the new place of the loop demands."""
+        raise NotImplementedError
+
+    cdef int on_quiet(self) except -1:
+        """Look for what epoll may have missed: nothing has happened for some time."""
+        return 0
+
+
+@cython.final
+cdef class Sleeper:
+
+    def __cinit__(self):
+        self.place = ALWAYS_IN_RING
+        self.epoll_fd = -1
+
+    def __dealloc__(self):
+        if self.epoll_fd >= 0:
+            close(self.epoll_fd)
+
+    def open(self, Ring ring not None, int waker_fd):
+        """Make the epoll instance, for a new ring; writes to *waker_fd* end a sleep.
+
+        Raises OSError if the kernel refuses.
+        """
+        self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        if self.epoll_fd < 0:
+            raise os_error(-errno, "epoll_create1")
+        self.ring = ring
+        self.waker_fd = waker_fd
+        self.place = IN_RING
+        self.quiet_ns = QUIET_NS
+        self.needed = TURNS_MIN
+        # A kernel thread, a busy-polling loop and one that lets completions gather stay in the ring
+        # if they can.
+        if (not uses(EPOLL_SLEEP, ring.u.soft != NULL)
+                or ring.u.threaded or ring.spin_ns or ring.batch_ns):
+            self.needed = NEVER
+
+    cdef int close_epoll(self) noexcept:
+        self.place = ALWAYS_IN_RING
+        if self.epoll_fd >= 0:
+            close(self.epoll_fd)
+            self.epoll_fd = -1
+        return 0
+
+    cdef int control(self, int operation, int fd, epoll_event *event) noexcept:
+        """Return 0 or -errno."""
+        return 0 if epoll_ctl(self.epoll_fd, operation, fd, event) == 0 else -errno
+
+    # ── the place ────────────────────────────────────────────────────────────────────────────
+
+    cdef bint suits(self) except -1:
+        """Note that the ring has brought events; return whether the loop should go to epoll."""
+        cdef uint64_t brought = self.ring.completions - self.completions
+        self.completions = self.ring.completions
+        self.events_only = self.events_only + 1 if brought == 1 else 0
+        return self.place == IN_RING and self.events_only >= self.needed
+
+    cdef bint enter(self, int credit) except -1:
+        """Sleep in epoll_wait(2) from now on; return False if the kernel does not permit it."""
+        if self.place == AT_EPOLL:
+            self.credit = max(self.credit, credit)
+            return True
+        self.events_only = 0
+        if self.place == ALWAYS_IN_RING or self.ring.must_fall_back():
+            return False
+        assert not self.exclusive
+        if uring_join_epoll(&self.ring.u, self.epoll_fd, WAKE) < 0 or self._add_waker() < 0:
+            uring_leave_epoll(&self.ring.u, self.epoll_fd)
+            self.place = ALWAYS_IN_RING
+            return False
+        self.place = AT_EPOLL
+        self.generation = self.ring.generation
+        self.credit = credit
+        self.found = self.connection.events = 0
+        if self.watchers is not None:
+            self.watchers.on_place()
+        return True
+
+    cdef int _add_waker(self) noexcept:
+        cdef epoll_event event
+        # By edge: one event for each write, and nothing reads it.
+        event.events = EPOLLIN | EPOLLET
+        event.data.u64 = WAKE
+        cdef int res = self.control(EPOLL_CTL_ADD, self.waker_fd, &event)
+        return 0 if res == -EEXIST else res
+
+    cdef int leave(self) except -1:
+        """Sleep in the ring from now on."""
+        cdef epoll_event event
+        if self.place != AT_EPOLL:
+            return 0
+        self.place = IN_RING
+        self.found = self.connection.events = 0
+        self.completions = self.ring.completions
+        if uring_is_usable(&self.ring.u):
+            # Not in a forked child: the instance is also its parent's. Errors are ignored: the
+            # instance may have been closed.
+            self.control(EPOLL_CTL_DEL, self.waker_fd, &event)
+            uring_leave_epoll(&self.ring.u, self.epoll_fd)
+            if self.listeners is not None:
+                self.listeners.on_place()
+            if self.watchers is not None:
+                self.watchers.on_place()
+        return 0
+
+    cdef int _give_up(self) except -1:
+        """Go back to the ring, for longer each time."""
+        if not self.exclusive and self.needed != NEVER:
+            self.needed = min(2 * self.needed, TURNS_MAX)
+        return self.leave()
+
+    cdef int renew(self) except -1:
+        """Replace the epoll instance by an empty one, and sleep in the ring; return -errno.
+
+        The caller closes the old instance, unless other code has.
+        """
+        cdef int fresh = epoll_create1(EPOLL_CLOEXEC)
+        if fresh < 0:
+            return -errno
+        self.leave()
+        self.epoll_fd = fresh
+        return 0
+
+    # ── sleeping ─────────────────────────────────────────────────────────────────────────────
+
+    cdef int64_t _longest_ns(self) noexcept:
+        """Return how long a sleep may be at most, 0 if it may be as long as it likes."""
+        if self.exclusive:
+            return self.quiet_ns
+        return SLEEP_MAX_NS if self.ring.count else 0
+
+    cdef int _sleep(self, int64_t timeout_ns) except -1:
+        # The loop has entered for work that the kernel holds back. If the flag is still set, it is
+        # stale (uring_has_task_work), and costs an enter for each sleep until the ring has work.
+        cdef bint by_ring = self.ring.has_task_work()
+        cdef int64_t longest = self._longest_ns()
+        cdef bint limited = longest and (timeout_ns == URING_FOREVER or timeout_ns > longest)
+        cdef int64_t began, now
+        if self.ring.spin(&timeout_ns):
+            return 0
+        # A forked child would take its parent's wake-ups.
+        self.ring.check_inherited()
+        if uring_pending(&self.ring.u):
+            self.ring.submit()
+        if self._ring_changes():
+            return self.leave()
+        if self.ring.has_completions():
+            by_ring = True
+            timeout_ns = 0
+        elif limited:
+            timeout_ns = longest
+        began = uring_clock_ns()
+        by_ring = self._fetch(timeout_ns) or by_ring
+        now = uring_clock_ns()
+        self.slept_ns = now - began
+        if by_ring and not self.connection.events:
+            self.ring.gather()
+        if by_ring or self.found or self.connection.events:
+            self.quiet_ns = QUIET_NS
+            self._rate(by_ring)
+            if self.credit <= 0:
+                # Events that have been fetched are reported again.
+                return self._give_up()
+        elif limited and not self.exclusive:
+            return self.leave()
+        return self._search(now) if self.exclusive else 0
+
+    cdef int _rate(self, bint by_ring) noexcept:
+        """Change the credit by what has ended a sleep."""
+        if self.connection.events:
+            self.credit = max(self.credit, CONNECTION_CREDIT)
+        elif not by_ring:
+            if self.found > 0:
+                self.credit = max(self.credit, min(self.credit + SLEEP_GAIN, CREDIT_MAX))
+        elif not self.exclusive or self.slept_ns < SHORT_SLEEP_NS:
+            self.credit -= RING_COST
+        else:
+            self.credit = max(self.credit, CONNECTION_CREDIT)
+        return 0
+
+    cdef int _look(self) except -1:
+        cdef int64_t now = uring_clock_ns() if self.exclusive else 0
+        cdef bint looks = load_int(&self.watching) or now - self.looked_ns >= LOOK_EVERY_NS
+        self.slept_ns = 0
+        self.quiet_ns = QUIET_NS
+        self.ring.check_inherited()
+        # A look finds what only the software ring's enter would find otherwise.
+        if uring_pending(&self.ring.u) or self.ring.has_task_work() or (
+                not looks and self.ring.needs_enter()):
+            self.ring.submit()
+        if self._ring_changes():
+            return self.leave()
+        if not looks:
+            return 0
+        self.looked_ns = now
+        self._fetch(0)
+        if load_int(&self.watching) and not self.found and not self.connection.events:
+            self.credit -= LOOK_COST
+            if self.credit <= 0:
+                return self._give_up()
+        return self._search(now) if self.exclusive else 0
+
+    cdef int _search(self, int64_t now) except -1:
+        """Let the listening sockets search for connections, if that is due."""
+        if self.connection.events or now - self.searched_ns < self.quiet_ns:
+            return 0
+        self.searched_ns = now
+        self.quiet_ns = min(2 * self.quiet_ns, QUIET_MAX_NS)
+        return self.listeners.on_quiet()
+
+    cdef bint _ring_changes(self) noexcept:
+        """Return whether the ring that ends sleeps at the instance was, or will be, replaced."""
+        return self.generation != self.ring.generation or self.ring.must_fall_back()
+
+    cdef int _deliver(self) except -1:
+        cdef int found = self.found
+        cdef epoll_event connection = self.connection
+        self.found = self.connection.events = 0
+        if found:
+            self.watchers.on_ready(self.events, found)
+        if connection.events and self.exclusive:
+            self.listeners.on_ready(&connection, 1)
+        return 0
+
+    cdef bint _fetch(self, int64_t timeout_ns) except -1:
+        """Wait for events; return whether something else has ended the wait."""
+        cdef bint woke = False
+        cdef int index, count
+        if timeout_ns:
+            with nogil:
+                count = self._wait(timeout_ns)
+        else:
+            count = self._wait(0)
+        if count == -EINTR:
+            count = 0
+            woke = True
+        self.found = min(count, 0)
+        for index in range(count):
+            # The key of a watched descriptor has the descriptor in its lower half.
+            if <int><unsigned int>self.events[index].data.u64 >= 0:
+                self.events[self.found] = self.events[index]
+                self.found += 1
+            elif self.events[index].data.u64 == WAKE:
+                woke = True
+            elif not self.connection.events:
+                # The one that has waited the longest; the next call reports the others again.
+                self.connection = self.events[index]
+        if woke and self.ring.u.soft != NULL:
+            # Only an enter finds out what the software ring has.
+            self.ring.submit()
+        return woke
+
+    cdef int _wait(self, int64_t timeout_ns) noexcept nogil:
+        return uring_sleep_at_epoll(
+            &self.ring.u, self.epoll_fd, self.events, EVENTS_MAX, timeout_ns)
