@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from support.sources import LIBRARY, PACKAGE, ROOT, SOURCES, name_of
+from support.sources import LIBRARY, PACKAGE, ROOT, SOURCES, module_of, name_of
 
 from uringloop import __version__
 
@@ -100,11 +100,30 @@ def test_functions_are_short() -> None:
 # ── required contents ────────────────────────────────────────────────────────────────────────
 
 
-def test_every_compiled_module_has_its_declarations_and_its_stub() -> None:
+def test_every_compiled_module_has_its_declarations() -> None:
     for path in CYTHON:
         if path.suffix == ".pyx":
             assert path.with_suffix(".pxd").exists(), name_of(path)
-            assert path.with_suffix(".pyi").exists(), name_of(path)
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Yield the dotted names that a Python file or a stub imports, at any level."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_a_compiled_module_has_a_stub_if_python_code_imports_it() -> None:
+    python = [path for path in SOURCES if path.suffix in (".py", ".pyi")]
+    imported = {name for path in python for name in imported_names(path)}
+    modules = [path for path in CYTHON if path.suffix == ".pyx"]
+    stubs = [name_of(path) for path in modules if path.with_suffix(".pyi").exists()]
+    assert stubs == [
+        name_of(path) for path in modules if f"uringloop.{module_of(path)}" in imported
+    ]
 
 
 def test_every_module_starts_with_prose() -> None:

@@ -61,7 +61,7 @@ from uringloop._ring.uring cimport URING_FOREVER, uring_is_usable, uring_pending
 
 cdef enum:
     # The first change of place takes so many turns with nothing but events. The number doubles when
-    # the loop has used up its credit, since a change takes five system calls.
+    # the loop has used up its credit, since going there and back takes four system calls.
     TURNS_MIN = 16
     TURNS_MAX = 1024
     NEVER = 0x7FFFFFFF

@@ -1,1 +1,0 @@
-"""create_task(), a method of LoopCore."""

@@ -1,1 +1,0 @@
-"""Delivery: how received bytes reach a protocol, by its kind."""

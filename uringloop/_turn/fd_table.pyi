@@ -1,8 +1,0 @@
-"""Which transport owns which descriptor."""
-
-from typing import final
-
-ROOM: int
-
-@final
-class FdTable: ...

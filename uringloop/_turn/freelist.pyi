@@ -1,6 +1,0 @@
-"""A free list of bytes objects, by size."""
-
-from typing import final
-
-@final
-class FreeList: ...

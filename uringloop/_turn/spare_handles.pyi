@@ -1,6 +1,0 @@
-"""Handles that are used again."""
-
-from typing import final
-
-@final
-class SpareHandles: ...

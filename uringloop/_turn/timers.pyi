@@ -1,6 +1,0 @@
-"""Timers, nearest deadline first."""
-
-from typing import final
-
-@final
-class TimerHeap: ...
