@@ -29,7 +29,7 @@ from support.roles import (
 )
 
 import uringloop
-from uringloop.files import operation
+from uringloop._net import page_cache
 
 SIZE = 200_000
 NARROW = 16 * 1024
@@ -197,13 +197,13 @@ def test_uncached_parts_of_a_file_are_read_by_a_worker(
     fd = os.open(path, os.O_RDONLY)
     cold = made_cold(fd)
     ahead: list[int] = []
-    read_ahead = operation.read_ahead
+    read_ahead = page_cache.read_ahead
 
-    async def counted(fd: int, offset: int, size: int) -> None:
+    async def counted(loop: uringloop.Loop, fd: int, offset: int, size: int) -> None:
         ahead.append(offset)
-        await read_ahead(fd, offset, size)
+        await read_ahead(loop, fd, offset, size)
 
-    monkeypatch.setattr(operation, "read_ahead", counted)
+    monkeypatch.setattr(page_cache, "read_ahead", counted)
 
     @on_loop
     async def check(loop: uringloop.Loop) -> None:
@@ -214,5 +214,5 @@ def test_uncached_parts_of_a_file_are_read_by_a_worker(
 
     with contextlib.closing(os.fdopen(fd, "rb")):
         check(loop=loop)
-        assert operation.is_cached(fd, 0, len(data))
+        assert page_cache.has(fd, 0, len(data))
     assert bool(ahead) == cold

@@ -17,9 +17,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from uringloop._cpython import stdlib
-from uringloop._net import sock_calls
+from uringloop._net import page_cache, sock_calls
 from uringloop._net.stream_transport import StreamTransport
-from uringloop.files import operation
 
 if TYPE_CHECKING:
     from uringloop.loop import Loop
@@ -39,7 +38,12 @@ async def to_socket(
     """Send a file to a socket of the program; see `to_descriptor`."""
     loop._check_no_transport(sock.fileno())
     return await to_descriptor(
-        sock, file, offset, count, wait_for_room=lambda: sock_calls.writable(loop, sock.fileno())
+        loop,
+        sock,
+        file,
+        offset,
+        count,
+        wait_for_room=lambda: sock_calls.writable(loop, sock.fileno()),
     )
 
 
@@ -57,7 +61,13 @@ async def to_transport(
     try:
         await written
         return await to_descriptor(
-            sock, file, offset, count, wait_for_room=transport._wait_room, on_sent=loop._count_sent
+            loop,
+            sock,
+            file,
+            offset,
+            count,
+            wait_for_room=transport._wait_room,
+            on_sent=loop._count_sent,
         )
     finally:
         transport._end_wait_empty()
@@ -66,6 +76,7 @@ async def to_transport(
 
 
 async def to_descriptor(
+    loop: Loop,
     sock: Descriptor,
     file: Any,
     offset: int,
@@ -80,14 +91,7 @@ async def to_descriptor(
     that each system call has sent.
     Raises SendfileNotAvailableError if the kernel refuses and nothing was sent.
     """
-    try:
-        fd = file.fileno()
-    except (AttributeError, io.UnsupportedOperation):
-        raise SendfileNotAvailableError("not a regular file") from None
-    try:
-        size = os.fstat(fd).st_size
-    except OSError:
-        raise SendfileNotAvailableError("not a regular file") from None
+    fd, size = _descriptor_and_size(file)
     if not (count or size):
         return 0
     total = since_wait = 0
@@ -95,9 +99,9 @@ async def to_descriptor(
     try:
         while not count or total < count:
             wanted = min(SLICE, count - total) if count else SLICE
-            if not operation.is_cached(fd, offset + total, wanted):
+            if not page_cache.has(fd, offset + total, wanted):
                 # A worker thread of the kernel waits for the disk, not the loop.
-                await operation.read_ahead(fd, offset + total, wanted)
+                await page_cache.read_ahead(loop, fd, offset + total, wanted)
             try:
                 sent = _sendfile(sock.fileno(), fd, offset + total, wanted)
             except (BlockingIOError, InterruptedError):
@@ -125,6 +129,17 @@ async def to_descriptor(
         if total or stdlib.SENDFILE_ALWAYS_MOVES:
             _set_position(fd, offset + total, process)
     return total
+
+
+def _descriptor_and_size(file: Any) -> tuple[int, int]:
+    try:
+        fd: int = file.fileno()
+    except (AttributeError, io.UnsupportedOperation):
+        raise SendfileNotAvailableError("not a regular file") from None
+    try:
+        return fd, os.fstat(fd).st_size
+    except OSError:
+        raise SendfileNotAvailableError("not a regular file") from None
 
 
 def _set_position(fd: int, position: int, process: int) -> None:
