@@ -82,7 +82,6 @@ cdef class LoopCore:
     cdef Py_ssize_t delivery_count      # its length
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef Sleeper sleeper        # decides where the loop sleeps
-    cdef int64_t file_deadline_ns  # when file calls must stop in this turn; 0 before the first one
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
     # Flags that other threads read, or set.
@@ -93,7 +92,6 @@ cdef class LoopCore:
     cdef bint sending           # sends may be submitted in mid-turn: during a run
     cdef bint nestable          # the loop may be run within its own callbacks
     cdef bint clock_replaced    # a subclass overrides, or a test replaces, time() or call_at()
-    cdef bint files_on_ring     # nothing is taken from the page cache: what it has differs
     cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does; or CLAIMED
     cdef int cpu_clock          # of the thread that runs the loop, or ran it last
     cdef object resolved_future   # whose result is None, for ReadWaiter; None before and at the end

@@ -26,7 +26,7 @@ from collections import deque
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_GenericSetAttr
-from libc.stdint cimport INT64_MAX, int64_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
     PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, leave_to_collector, list_size,
@@ -255,7 +255,6 @@ cdef class LoopCore:
         cdef Py_ssize_t due = self.delivery_count
         # A signal handler that has run at the end of the turn before may have forked.
         self.ring.check_process()
-        self.file_deadline_ns = INT64_MAX if self.files_on_ring else 0
         count_total(&self.counters.turns, 1)
         if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.take(self.ready)

@@ -7,15 +7,6 @@ from uringloop._ring.ring cimport Operation
 from uringloop._turn.turn cimport LoopCore
 
 cdef enum:
-    # The time of files in a turn while other work waits for the next turn, in ns: an echo beside a
-    # task that reads lines takes at most twice as long.
-    TURN_NS = 10 * 1000
-    # The same on the software ring, which does not know whether other work waits.
-    SOFT_TURN_NS = 35 * 1000
-    # The same under other loops, whose turns are not known and cost more.
-    OTHER_LOOP_TURN_NS = 50 * 1000
-    # The interval of the checks for other work once that time is over, in ns.
-    RECHECK_NS = 2 * 1000
     # Bytes that are copied without a look at the clock: 15 to 60 us into fresh memory.
     SLICE_BYTES = 128 * 1024
 
@@ -80,4 +71,3 @@ cdef class FileOperation:
 cdef FileOperation new_operation(Descriptor file, object held)
 cdef int begin_linked(FileOperation first, FileOperation second) except -1
 cdef LoopCore ring_loop()
-cdef bint is_turn_spent(LoopCore loop) except -1

@@ -23,32 +23,24 @@ import os
 from asyncio import CancelledError, Future, get_running_loop
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t
 
-from uringloop._cpython.pyapi cimport (
-    FREE_THREADED, PyBytes_New, PyObject_CallNoArgs, list_size, take_bytes)
+from uringloop._cpython.pyapi cimport FREE_THREADED, PyObject_CallNoArgs
 from uringloop._kernel.atomics cimport count_int, load_int
-from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport ECANCELED, EINTR
 from uringloop._kernel.files cimport (
-    io_uring_prep_read, uring_copy_submission, uring_is_cached, uring_leave_to_worker, uring_link,
-    uring_perform, uring_perform_here, uring_unlink,
-)
+    uring_copy_submission, uring_link, uring_perform, uring_perform_here, uring_unlink)
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close
 from uringloop._ring.ring cimport (
     HOLDS_DESCRIPTOR,
     NEVER_CANCELLED,
-    RUN_WAITS,
     WORKER_OWNS_MEMORY,
     Operation,
     is_used_elsewhere,
     operation_init,
 )
 from uringloop._ring.uring cimport URING_CLOSED
-from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore, is_elsewhere
 
 cdef object GET_RUNNING_LOOP = get_running_loop
@@ -263,22 +255,6 @@ cdef FileOperation new_operation(Descriptor file, object held):
     return operation
 
 
-def is_cached(int fd, int64_t offset, int64_t size):
-    """Whether *size* bytes at *offset* can be read without waiting for the disk."""
-    return uring_is_cached(fd, offset, size)
-
-
-async def read_ahead(int fd, int64_t offset, Py_ssize_t size):
-    """Read *size* bytes at *offset* into the page cache, ignoring errors."""
-    cdef FileOperation operation = new_operation(None, take_bytes(PyBytes_New(NULL, size)))
-    operation.op.policy |= RUN_WAITS
-    operation.traits = IDEMPOTENT | DETACHABLE
-    io_uring_prep_read(
-        &operation.request, fd, PyBytes_AS_STRING(operation.held), <unsigned int>size, offset)
-    uring_leave_to_worker(&operation.request)
-    await operation.run()
-
-
 cdef int begin_linked(FileOperation first, FileOperation second) except -1:
     """Submit both to the ring; *second* starts only after *first* has been done in full.
 
@@ -296,36 +272,6 @@ cdef LoopCore ring_loop():
     """Return the running loop if it is a uringloop.Loop, else None."""
     loop = PyObject_CallNoArgs(<PyObject*>GET_RUNNING_LOOP)
     return <LoopCore>loop if isinstance(loop, LoopCore) else None
-
-
-cdef bint is_turn_spent(LoopCore loop) except -1:
-    """Whether files have used up their time in this turn, and other work waits for the next one.
-
-    While no work waits, files may go on; but not in debug mode, in which the loop would report the
-    callback as slow.
-    """
-    cdef int64_t now = uring_clock_ns()
-    if now < loop.file_deadline_ns:
-        return False
-    if loop.file_deadline_ns == 0:
-        loop.file_deadline_ns = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
-        return False
-    if loop.in_debug_mode() or not turn_would_be_idle(loop):
-        return True
-    loop.file_deadline_ns = now + RECHECK_NS
-    return False
-
-
-cdef bint turn_would_be_idle(LoopCore loop) except -1:
-    """Whether a turn would find no work now, as far as is known without a system call."""
-    cdef int64_t deadline
-    # The software ring would need a system call.
-    if loop.ring.u.soft != NULL or not loop.is_idle():
-        return False
-    if list_size(<PyObject*>loop.rearm_list) or loop.ring.needs_enter() or loop.timers.due_end:
-        return False
-    deadline = loop.timers.next_deadline_ns()
-    return deadline == NO_DEADLINE or deadline > loop.now_ns()
 
 
 cdef int file_operation_on_completion(Operation *op, int res, unsigned int flags) except -1:

@@ -23,10 +23,10 @@ from uringloop.files.operation cimport (
     SLICE_BYTES,
     FileOperation,
     begin_linked,
-    is_turn_spent,
     new_operation,
     ring_loop,
 )
+from uringloop.files.scheduling cimport files_of
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED
 from uringloop._kernel.files cimport (
     io_uring_prep_fsync,
@@ -354,7 +354,7 @@ cdef object audited(object dir_fd):
 
 cdef bint may_use_caches(LoopCore loop) except -1:
     """Whether this turn may still look into the kernel's caches."""
-    return loop is not None and uses(CACHED_PATHS) and not is_turn_spent(loop)
+    return loop is not None and uses(CACHED_PATHS) and not files_of(loop).is_turn_spent(loop)
 
 
 cdef int checked(int res, object path, object second=None) except -1:

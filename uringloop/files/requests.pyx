@@ -17,8 +17,9 @@ from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop.files.memory cimport shortened, start_of
 from uringloop.files.operation cimport (
     ENDED, IDEMPOTENT, OUT_OF_TIME, PREPARED, PROCESS, SLICE_BYTES, Descriptor, FileOperation,
-    is_turn_spent, new_operation, ring_loop,
+    new_operation, ring_loop,
 )
+from uringloop.files.scheduling cimport FilesOfLoop, files_of
 from uringloop._kernel.errors cimport EAGAIN, ENOSPC, errno
 from uringloop._kernel.files cimport (
     SEEK_CUR,
@@ -85,15 +86,19 @@ cdef class FileRequests(Descriptor):
     cdef int take_cached(self, FileOperation operation) except -1:
         """Read what is in the page cache while the turn has time; the request keeps the rest."""
         cdef LoopCore loop
+        cdef FilesOfLoop files
         cdef Py_ssize_t share
         cdef ssize_t count
         cdef int rest = 0
         assert operation.stage <= OUT_OF_TIME
         operation.stage = PREPARED
         loop = ring_loop() if self.reads_cached else None
-        if loop is None or loop.files_on_ring:
+        if loop is None:
             return 0
-        while rest == 0 and operation.stage != ENDED and not is_turn_spent(loop):
+        files = files_of(loop)
+        if files.reproducible:
+            return 0
+        while rest == 0 and operation.stage != ENDED and not files.is_turn_spent(loop):
             share = min(<Py_ssize_t>operation.request.len, SLICE_BYTES)
             count = uring_take_cached(&operation.request, share, self.in_memory, &rest)
             operation.filled += count
@@ -132,18 +137,20 @@ cdef class FileRequests(Descriptor):
         if not self.writes_cached or size > SLICE_BYTES:
             return False
         loop = ring_loop()
-        return loop is not None and is_turn_spent(loop)
+        return loop is not None and files_of(loop).is_turn_spent(loop)
 
     cdef FileOperation start_write(self, object data, Py_ssize_t skip, int64_t offset):
         """Write what the file system takes without waiting, or prepare to write all of it."""
         cdef FileOperation operation
         cdef LoopCore loop
+        cdef FilesOfLoop files
         cdef Py_ssize_t size = min(len(data) - skip, REQUEST_MAX)
         cdef int res
         if self.writes_cached:
             # Larger ones are left to a worker: in slices other processes would see several writes.
             loop = ring_loop() if size <= SLICE_BYTES else None
-            if loop is not None and not loop.files_on_ring and not is_turn_spent(loop):
+            files = None if loop is None else files_of(loop)
+            if files is not None and not files.reproducible and not files.is_turn_spent(loop):
                 res = uring_write_cached(
                     self.fd, start_of(data) + skip, size, -1 if offset < 0 else offset,
                     self.in_memory)

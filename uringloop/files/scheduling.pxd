@@ -1,8 +1,19 @@
 """The order of a file's calls, their thread, and the time of files in the loop's turn."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._turn.turn cimport LoopCore
+
+
+cdef class FilesOfLoop:
+    # What files keep for a loop of the class LoopCore; used by its thread only.
+    cdef int64_t deadline_ns        # when the calls of files must stop, in the turn `turn`
+    cdef uint64_t turn              # the number of the newest turn in which a file was called
+    # Neither the page cache nor the real time decides what a call does: both differ from run to
+    # run. Loops for tests set it.
+    cdef bint reproducible
+
+    cdef bint is_turn_spent(self, LoopCore loop) except -1
 
 
 cdef class CallLock:
@@ -13,6 +24,7 @@ cdef class CallLock:
     cdef unsigned long thread
     cdef int64_t until              # under other loops: when calls must wait for the next turn
     cdef LoopCore loop              # that has run the last call, or None
+    cdef FilesOfLoop files          # of that loop, or None
     cdef unsigned int process       # in which it did
 
     cdef int enter(self) except -1
@@ -25,3 +37,6 @@ cdef class CallLock:
     cdef bint is_spent(self) except -1
     cdef void begin_turn(self) noexcept
     cdef void forget_loop(self) noexcept
+
+
+cdef FilesOfLoop files_of(LoopCore loop)

@@ -4,6 +4,9 @@ import asyncio
 from typing import AnyStr, Final, final
 
 @final
+class FilesOfLoop: ...
+
+@final
 class CallLock:
     locked: Final[bool]
 

@@ -3,8 +3,9 @@
 A call that does not have to wait does not suspend its task, so a task that makes many such calls
 would block the loop. Each call therefore checks the time here first, and a long one checks again
 and again. On a uringloop.Loop files have a share of each turn, which is not used up while no other
-work waits. Other loops do not expose their turns: a call waits for the next one whenever the file's
-time is over.
+work waits. The loop does not know about files: it counts its turns, and files keep their deadline
+with the number of the turn to which it belongs (`FilesOfLoop`). Other loops do not expose their
+turns: a call waits for the next one whenever the file's time is over.
 
 Without a GIL the calls that are in progress are those of one thread: `enter` refuses other threads
 until the last of these calls has ended. With a GIL no call of another thread runs halfway through
@@ -28,20 +29,76 @@ from uringloop._cpython.pyapi cimport (
     PyUnicode_CopyCharacters,
     PyUnicode_MAX_CHAR_VALUE,
     PyUnicode_New,
+    list_size,
     take_bytes,
     take_text,
     this_thread,
 )
-from uringloop.files.operation cimport (
-    OTHER_LOOP_TURN_NS, PROCESS, SLICE_BYTES, is_turn_spent, ring_loop)
+from uringloop.files.operation cimport PROCESS, SLICE_BYTES, ring_loop
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport MADV_DONTNEED, getpagesize, madvise
+from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore, runs_here
 
 
 cdef enum:
+    # The time of files in a turn while other work waits for the next turn, in ns: an echo beside a
+    # task that reads lines takes at most twice as long.
+    TURN_NS = 10 * 1000
+    # The same on the software ring, which does not know whether other work waits.
+    SOFT_TURN_NS = 35 * 1000
+    # The same under other loops, whose turns are not known and cost more.
+    OTHER_LOOP_TURN_NS = 50 * 1000
+    # The interval of the checks for other work once that time is over, in ns.
+    RECHECK_NS = 2 * 1000
+cdef enum:
     # Bytes of memory that are given back in a turn: some 100 us.
     FREED_BYTES = 1024 * 1024
+
+
+@cython.final
+cdef class FilesOfLoop:
+
+    cdef bint is_turn_spent(self, LoopCore loop) except -1:
+        """Whether files have used up their time in this turn, and other work waits for the next.
+
+        While no work waits, files may go on; but not in debug mode, in which the loop would report
+        the callback as slow.
+        """
+        cdef int64_t now
+        if self.reproducible:
+            return False
+        now = uring_clock_ns()
+        if self.turn != loop.counters.turns:
+            self.turn = loop.counters.turns
+            self.deadline_ns = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
+            return False
+        if now < self.deadline_ns:
+            return False
+        if loop.in_debug_mode() or not turn_would_be_idle(loop):
+            return True
+        self.deadline_ns = now + RECHECK_NS
+        return False
+
+
+cdef FilesOfLoop files_of(LoopCore loop):
+    """Return what files keep for *loop*: an attribute that only files, and loops for tests, use."""
+    cdef FilesOfLoop files = getattr(loop, "_files", None)
+    if files is None:
+        files = loop._files = FilesOfLoop()
+    return files
+
+
+cdef bint turn_would_be_idle(LoopCore loop) except -1:
+    """Whether a turn would find no work now, as far as is known without a system call."""
+    cdef int64_t deadline
+    # The software ring would need a system call.
+    if loop.ring.u.soft != NULL or not loop.is_idle():
+        return False
+    if list_size(<PyObject*>loop.rearm_list) or loop.ring.needs_enter() or loop.timers.due_end:
+        return False
+    deadline = loop.timers.next_deadline_ns()
+    return deadline == NO_DEADLINE or deadline > loop.now_ns()
 
 
 @cython.final
@@ -163,19 +220,21 @@ cdef class CallLock:
         """
         if self.loop is None or self.process != PROCESS or not runs_here(self.loop):
             self.loop = ring_loop()
+            self.files = None if self.loop is None else files_of(self.loop)
             self.process = PROCESS
         return self.loop
 
     cdef void forget_loop(self) noexcept:
         """Drop the reference to the last loop, as the file is closed."""
         self.loop = None
+        self.files = None
 
     cdef bint is_spent(self) except -1:
         """Whether files have used up their time while other work waits, or may wait."""
         cdef LoopCore loop = self.running_loop()
         cdef int64_t now
         if loop is not None:
-            return is_turn_spent(loop)
+            return self.files.is_turn_spent(loop)
         now = uring_clock_ns()
         if self.until == 0:
             self.until = now + OTHER_LOOP_TURN_NS

@@ -35,6 +35,7 @@ from uringloop._cpython.pyapi cimport FREE_THREADED
 from uringloop._kernel.atomics cimport count_total, load_int, load_pointer, store_int
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._ring.uring cimport URING_FOREVER, uring_pending
+from uringloop.files.scheduling cimport files_of
 from uringloop.testing import other_loops
 from uringloop.testing.places cimport ANYWHERE, BEHIND, FIXED, Place, name_of, place_of
 from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
@@ -158,7 +159,7 @@ cdef class TestingCore(LoopCore):
         trace(self, trace_fd)
         self.ring.trace.clock_ns = &self.simulation.clock_ns
         softring_simulate(<softring*>self.ring.u.soft, &self.simulation)
-        self.files_on_ring = True
+        files_of(self).reproducible = True
         # One sleep, in which the clock can be advanced.
         self.sleeper.place = ALWAYS_IN_RING
 
