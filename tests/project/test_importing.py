@@ -118,7 +118,6 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
     apart = ("_as_uvloop", "_kernel", "_pyinstaller")
     private = {p for p in private if p.parent.name not in apart}
     names = {f"{path.parent.name}.{path.stem}" for path in private}
-    names |= {"files"}
     names -= {"_ring.limits", "_ring.system_calls"}
     names -= {"_streams.connections", "_streams.separators"}
     names -= {"_cpython.gil", "_loop.stats"}

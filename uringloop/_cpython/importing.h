@@ -4,7 +4,7 @@
  * functions also ask whether another thread is executing the module, and wait for it: 2 to 4 us
  * each, to no purpose. The module has been executed by then, and no other thread can be executing
  * it: this thread holds the package's lock. Left to CPython are modules of the standard library, and
- * those of the files, which may be imported at any time (loading.py).
+ * those of public packages, which may be imported at any time (loading.py).
  */
 #ifndef URINGLOOP_IMPORTING_H
 #define URINGLOOP_IMPORTING_H
@@ -21,11 +21,7 @@ static inline PyObject *uringloop_import(const char *name) {
 
     if (key == NULL)
         return NULL;
-    if (strncmp(name, "uringloop.files.", strlen("uringloop.files.")) == 0) {
-        Py_DECREF(key);
-        return PyImport_ImportModule(name);
-    }
-    if (strncmp(name, "uringloop.", strlen("uringloop.")) != 0)
+    if (strncmp(name, "uringloop._", strlen("uringloop._")) != 0)
         module = PyImport_GetModule(key);
     else
 #if PY_VERSION_HEX >= 0x030D0000

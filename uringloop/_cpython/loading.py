@@ -2,8 +2,8 @@
 
 Each is a module of its own; only ``__file__`` is the same. Importing this module loads all that a
 loop needs at once: a process may have no file system or no descriptors left when it first needs one
-of them. Those of the files, a quarter, are loaded when a program first names `uringloop.open` or
-another part of the package that imports them; those of loops for tests with `uringloop.testing`.
+of them. Those are the modules of the private packages. The others, a quarter, are loaded when a
+program first imports them, as `uringloop.open` imports those of files.
 """
 
 import os
@@ -21,8 +21,8 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The build's name is the first one; Nuitka takes the last one, which has only ".so".
 FILES = [f"{PACKAGE}/_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
 FILE = next(filter(os.path.exists, FILES), FILES[0])
-# The packages of the modules that are loaded when they are imported.
-LATER = ("uringloop.files", "uringloop.testing")
+# How the names of those modules begin which a loop needs.
+NEEDED = "uringloop._"
 
 
 def package(name: str) -> ModuleType:
@@ -67,13 +67,13 @@ def load(name: str) -> ModuleType:
 
 
 class LaterFinder:
-    """Finds the modules that are loaded when they are imported."""
+    """Finds the modules that are loaded when a program imports them."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not name.startswith(LATER) or name not in MODULES:
+        if name.startswith(NEEDED) or name not in MODULES:
             return None
         return specify(name, ExtensionFileLoader(name, FILE))
 
@@ -118,9 +118,8 @@ def load_all() -> tuple[str, ...]:
         )
     modules: tuple[str, ...] = load("uringloop._compiled").MODULES
     for name in modules:
-        if not name.startswith(LATER):
+        if name.startswith(NEEDED):
             load(name)
-    package("uringloop.files")
     return modules
 
 
