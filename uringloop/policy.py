@@ -148,7 +148,7 @@ def run(
         importlib.import_module("uringloop.streams").install()
     running = nesting.loop_for_nested_run()
     if running is not None:
-        return nesting.run(running, main, debug)
+        return nesting.run(running, main, debug=debug)
     if asyncio._get_running_loop() is not None:
         raise RuntimeError("asyncio.run() cannot be called from a running event loop")
     with asyncio.Runner(debug=debug, loop_factory=loop_factory) as runner:

@@ -86,7 +86,7 @@ def run_threads(
         raise RuntimeError("run_threads() cannot be called from a running event loop")
     if count > 1:
         _warn_of_gil()
-    group = Group([Worker(number, main, loop_factory, debug) for number in range(count)])
+    group = Group([Worker(number, main, loop_factory, debug=debug) for number in range(count)])
     group.run()
     return group.results()
 
@@ -119,6 +119,7 @@ class Worker(Generic[T]):
         number: int,
         main: Callable[[], Coroutine[Any, Any, T]],
         loop_factory: Callable[[], asyncio.AbstractEventLoop] | None,
+        *,
         debug: bool | None,
     ) -> None:
         # The result of main, if it has returned one.

@@ -103,7 +103,9 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
             # read the standard library.
             importlib.import_module("concurrent.futures.thread")
         trace_fd = tracing.output(options.TRACE.value())
-        self._open(wanted, warn_fallback, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        refusal = self._open(wanted, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        if refusal is not None and warn_fallback:
+            backends.warn_fallback_at_start(refusal)
         choose_methods()
         set_fallback_callback(
             self,
@@ -122,13 +124,15 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
     def _open(
         self,
         wanted: backends.Choice,
-        warn_fallback: bool,
         busy_poll_us: int,
         batch_wait_us: int,
         sqpoll: int,
         cpu: int,
-    ) -> None:
-        """Open the selected ring; with "auto", the software ring if the kernel refuses io_uring."""
+    ) -> str | None:
+        """Open the selected ring; with "auto", the software ring if the kernel refuses io_uring.
+
+        Returns why the kernel refuses io_uring, if that was the reason.
+        """
         backends.disable_features()
         refusal = backends.known_refusal() if wanted == backends.AUTO else None
         if wanted != backends.SOFT and refusal is None:
@@ -142,15 +146,14 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
                 self._backend = backends.IO_URING
                 if wanted == backends.AUTO:
                     self._backend_reason = "the kernel has it"
-                return
+                return None
         self._backend = backends.SOFT
         self._backend_reason = refusal or self._backend_reason
         try:
             super().__init__(busy_poll_us, batch_wait_us, soft=True)
         except OSError as exc:
             raise backends.with_cause(exc) from None
-        if refusal is not None and warn_fallback:
-            backends.warn_fallback_at_start(refusal)
+        return refusal
 
     @property
     def backend(self) -> backends.Backend:

@@ -23,11 +23,16 @@ def allow_nesting(LoopCore loop not None):
     loop.nestable = True
 
 
-def swap_stopping(LoopCore loop not None, bint stopping):
-    """Set whether the innermost run ends after this turn; return the previous value."""
-    cdef bint before = loop.stopping
+def take_stop(LoopCore loop not None):
+    """Let the innermost run go on; return whether it was to end after this turn."""
+    cdef bint stopping = loop.stopping
+    store_int(&loop.stopping, False)
+    return stopping
+
+
+def give_stop_back(LoopCore loop not None, bint stopping):
+    """Set whether the innermost run ends after this turn, as `take_stop` has returned it."""
     store_int(&loop.stopping, stopping)
-    return before
 
 
 def run_nested(LoopCore loop not None):

@@ -54,11 +54,11 @@ class Runs:
 
     def run(self, loop: BaseLoop) -> None:
         """Run *loop* within one of its callbacks."""
-        self.waiting.append(nested_run.swap_stopping(loop, False))
+        self.waiting.append(nested_run.take_stop(loop))
         try:
             loop._run_nested()
         finally:
-            nested_run.swap_stopping(loop, self.waiting.pop())
+            nested_run.give_stop_back(loop, self.waiting.pop())
 
     def end_with(self, loop: BaseLoop, future: asyncio.Future[Any]) -> RunEnd:
         """Make the run that is about to begin end when *future* is done."""
@@ -96,10 +96,10 @@ class RunEnd:
         return self._before, _run_until_complete_cb, self._after
 
     def _before(self, future: asyncio.Future[Any]) -> None:
-        self._stopping = nested_run.swap_stopping(self._loop, False)
+        self._stopping = nested_run.take_stop(self._loop)
 
     def _after(self, future: asyncio.Future[Any]) -> None:
-        nested_run.swap_stopping(self._loop, self._stopping)
+        nested_run.give_stop_back(self._loop, self._stopping)
         if self._over:
             # The run ended after this callback was scheduled; a later run calls it.
             return
@@ -164,7 +164,7 @@ def loop_for_nested_run() -> asyncio.AbstractEventLoop | None:
     return loop if hasattr(loop, NEST_ASYNCIO) else None
 
 
-def run(loop: asyncio.AbstractEventLoop, main: Awaitable[T], debug: bool | None) -> T:
+def run(loop: asyncio.AbstractEventLoop, main: Awaitable[T], *, debug: bool | None) -> T:
     """Run *main* like asyncio.run(), but on *loop*, which is running; keep its other tasks.
 
     *main* may also be a future of *loop*, for example of gather(), as with nest_asyncio.
@@ -246,7 +246,7 @@ def _nestable_run(stock: Callable[..., Any]) -> Callable[..., Any]:
         loop = loop_for_nested_run()
         if loop is None:
             return stock(main, debug=debug, **options)
-        return run(loop, main, debug)
+        return run(loop, main, debug=debug)
 
     return run_anywhere
 
