@@ -91,12 +91,14 @@ async def stat(
     path: FileDescriptorOrPath, *, dir_fd: int | None = None, follow_symlinks: bool = True
 ) -> os.stat_result:
     """os.stat, on the ring."""
-    return await path_operations.stat(path, dir_fd, follow_symlinks)
+    return await path_operations.stat(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
 
 async def lstat(path: StrOrBytesPath, *, dir_fd: int | None = None) -> os.stat_result:
     """os.lstat, on the ring."""
-    return await path_operations.stat(path, dir_fd, False, os_function=_os_lstat)
+    return await path_operations.stat(
+        path, dir_fd=dir_fd, follow_symlinks=False, os_function=_os_lstat
+    )
 
 
 def _os_lstat(path: Any, *, dir_fd: Any, follow_symlinks: bool) -> os.stat_result:
@@ -299,7 +301,9 @@ async def link(
     """os.link, on the ring."""
     plain = src_dir_fd is None and dst_dir_fd is None
     follow = follow_symlinks and (LINK_FOLLOWS or not plain)
-    await path_operations.link(src, dst, src_dir_fd, dst_dir_fd, follow)
+    await path_operations.link(
+        src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd, follow_symlinks=follow
+    )
 
 
 async def sendfile(out_fd: int, in_fd: int, offset: int | None, count: int) -> int:
@@ -336,7 +340,7 @@ async def read_text(
     lock = CallLock()
     decoder = new_decoder(layer.encoding, layer.errors or "strict", newline)
     held = [await read_bytes(path)]
-    text = await joined(lock, await decoded(lock, decoder, held[0], True))
+    text = await joined(lock, await decoded(lock, decoder, held[0], final=True))
     free(held)
     return text
 

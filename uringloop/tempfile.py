@@ -113,7 +113,7 @@ def NamedTemporaryFile(
             raise
         (name,) = names
         getattr(file, "buffer", file).name = name
-        return NamedFile(file, name, delete, delete_on_close)
+        return NamedFile(file, name, delete=delete, delete_on_close=delete_on_close)
 
     return Opening(make())
 
@@ -126,7 +126,7 @@ def _unlink(name: Any) -> None:
 class NamedFile:
     """A temporary file with a name: everything but its removal is forwarded to `file`."""
 
-    def __init__(self, file: Any, name: Any, delete: bool, delete_on_close: bool) -> None:
+    def __init__(self, file: Any, name: Any, *, delete: bool, delete_on_close: bool) -> None:
         self.file = file
         self.name = name
         self.delete = delete
@@ -193,7 +193,7 @@ def SpooledTemporaryFile(
     def make_now() -> Any:
         fd = _nameless(suffix, prefix, dir)
         try:
-            return make_file(fd, fd, mode, buffering, encoding, errors, newline, True)
+            return make_file(fd, fd, mode, buffering, encoding, errors, newline, closefd=True)
         except BaseException:
             os.close(fd)
             raise

@@ -69,7 +69,7 @@ async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: in
     async with RawFile(fd, name, mode="wb") as file:
         source = f"{DESCRIPTORS}/{fd}"
         try:
-            await path_operations.stat(source, None, True)
+            await path_operations.stat(source)
         except FileNotFoundError:
             # Without /proc the file cannot be linked to a name.
             return False
@@ -162,7 +162,7 @@ def _temporary_names(name: AnyStr) -> Iterator[AnyStr]:
 async def _facts(name: Any) -> os.stat_result | None:
     """Return the stat result of *name* if it is a regular file, whose permissions are kept."""
     try:
-        facts = await path_operations.stat(name, None, False)
+        facts = await path_operations.stat(name, follow_symlinks=False)
     except FileNotFoundError:
         return None
     return facts if modes.S_ISREG(facts.st_mode) else None

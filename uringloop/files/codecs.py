@@ -24,7 +24,7 @@ def new_decoder(encoding: str, errors: str, newline: str | None) -> Any:
     return decoder
 
 
-async def decoded(lock: CallLock, decoder: Any, data: bytes, final: bool) -> list[str]:
+async def decoded(lock: CallLock, decoder: Any, data: bytes, *, final: bool) -> list[str]:
     """Decode *data*, over several turns if it is long. A failure restores the decoder's state."""
     if len(data) <= PIECE:
         return [decoder.decode(data, final)]

@@ -163,7 +163,7 @@ async def _open(
     else:
         fd = await _call_opener(opener, path, flags)
     try:
-        return make_file(fd, path, mode, buffering, encoding, errors, newline, closefd)
+        return make_file(fd, path, mode, buffering, encoding, errors, newline, closefd=closefd)
     except BaseException:
         if not isinstance(path, int):
             os.close(fd)
@@ -214,6 +214,7 @@ def make_file(
     encoding: str | None,
     errors: str | None,
     newline: str | None,
+    *,
     closefd: bool,
 ) -> RawFile | BufferedFile | TextFile:
     """Return a raw, buffered or text file on *fd*, as *mode* and *buffering* say."""

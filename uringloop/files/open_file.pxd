@@ -18,7 +18,8 @@ cdef class OpenFile(FileRequests):
     cdef object unread_bytes        # a view of bytes that cannot be unread by a seek, or None
 
     cdef int go_to_end(self, int fd, int64_t size) except -1
-    cdef int check(self, bint able, str message) except -1
-    cdef int64_t start_at(self, object offset, bint able) except -1
+    cdef int check_writable(self) except -1
+    cdef int64_t start_of_read(self, object offset) except -1
+    cdef int64_t start_of_write(self, object offset) except -1
     cdef unsigned int writes_done(self) noexcept
     cdef int note_written(self, Py_ssize_t count, Py_ssize_t size, int64_t position) except -1

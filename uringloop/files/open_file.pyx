@@ -107,10 +107,10 @@ cdef class OpenFile(FileRequests):
         self.check_open()
         return load_int(&self.fd)
 
-    cdef int check(self, bint able, str message) except -1:
+    cdef int check_writable(self) except -1:
         self.check_open()
-        if not able:
-            raise UnsupportedOperation(message)
+        if not self._writable:
+            raise UnsupportedOperation("not writable")
         return 0
 
     # ── at an offset ─────────────────────────────────────────────────────────────────────────
@@ -121,12 +121,12 @@ cdef class OpenFile(FileRequests):
         cdef int64_t start
         self._lock.enter()
         try:
-            self.check(self._readable, "not readable")
-            start = self.start_at(offset, self.reads_at_offset)
+            start = self.start_of_read(offset)
             if n < 0:
                 raise ValueError("negative size")
             operation = self.start_read(None, 0, n, start)
-            operation.set_trait(DETACHABLE, self._regular)
+            if self._regular:
+                operation.traits |= DETACHABLE
             if operation.stage != ENDED:
                 await self._complete_read(operation)
             return self.result_of(operation)
@@ -143,8 +143,7 @@ cdef class OpenFile(FileRequests):
         cdef int64_t start
         self._lock.enter()
         try:
-            self.check(self._readable, "not readable")
-            start = self.start_at(offset, self.reads_at_offset)
+            start = self.start_of_read(offset)
             view = room_in(buffer)
             operation = self.start_read(view, 0, len(view), start)
             if operation.stage != ENDED:
@@ -164,8 +163,7 @@ cdef class OpenFile(FileRequests):
         cdef int64_t start
         self._lock.enter()
         try:
-            self.check(self._writable, "not writable")
-            start = self.start_at(offset, self.writes_at_offset)
+            start = self.start_of_write(offset)
             view = bytes_of(data)
             size = len(view)
             if self.has_to_wait(size):
@@ -185,8 +183,7 @@ cdef class OpenFile(FileRequests):
         cdef int64_t start
         self._lock.enter()
         try:
-            self.check(self._readable, "not readable")
-            start = self.start_at(offset, self.reads_at_offset)
+            start = self.start_of_read(offset)
             views = [room_in(buffer) for buffer in buffers]
             vectors = vectors_of(views, 0)
             operation = new_operation(self, (views, vectors))
@@ -206,15 +203,15 @@ cdef class OpenFile(FileRequests):
         cdef int64_t start
         self._lock.enter()
         try:
-            self.check(self._writable, "not writable")
-            start = self.start_at(offset, self.writes_at_offset)
+            start = self.start_of_write(offset)
             views = [bytes_of(buffer) for buffer in buffers]
             size = sum(map(len, views))
             while written < size:
                 vectors = vectors_of(views, written)
                 operation = new_operation(self, (views, vectors))
                 operation.op.policy |= RUN_WAITS
-                operation.set_trait(IDEMPOTENT, not self._appending)
+                if not self._appending:
+                    operation.traits |= IDEMPOTENT
                 self.writes += 1
                 io_uring_prep_writev(
                     &operation.request, self.fd, <iovec*>PyBytes_AS_STRING(vectors),
@@ -225,12 +222,23 @@ cdef class OpenFile(FileRequests):
         finally:
             self._lock.leave()
 
-    cdef int64_t start_at(self, object offset, bint able) except -1:
-        """Return *offset* as an int64; raise ValueError if negative, ESPIPE unless *able*."""
-        cdef int64_t start = PyNumber_Index(offset)
-        if start < 0:
-            raise ValueError("negative offset")
-        if not able:
+    cdef int64_t start_of_read(self, object offset) except -1:
+        """Return *offset* as an int64; raise unless the file can be read there."""
+        cdef int64_t start
+        self.check_open()
+        if not self._readable:
+            raise UnsupportedOperation("not readable")
+        start = checked_offset(offset)
+        if not self.reads_at_offset:
+            raise self.failure(-ESPIPE)
+        return start
+
+    cdef int64_t start_of_write(self, object offset) except -1:
+        """Return *offset* as an int64; raise unless the file can be written there."""
+        cdef int64_t start
+        self.check_writable()
+        start = checked_offset(offset)
+        if not self.writes_at_offset:
             raise self.failure(-ESPIPE)
         return start
 
@@ -251,7 +259,8 @@ cdef class OpenFile(FileRequests):
             buffer[:len(data)] = data
             return len(data)
         operation = self.start_read(buffer, 0, n, -1)
-        operation.set_trait(DETACHABLE, self._regular and buffer is None)
+        if self._regular and buffer is None:
+            operation.traits |= DETACHABLE
         if operation.stage != ENDED:
             try:
                 await self._complete_read(operation)
@@ -354,7 +363,7 @@ cdef class OpenFile(FileRequests):
             position = self.position()
         writing = self.prepare_write(data, 0, position)
         done = self.writes_done()
-        writing.set_trait(IDEMPOTENT, False)
+        writing.traits &= ~<unsigned int>IDEMPOTENT
         syncing = new_operation(self, None)
         io_uring_prep_fsync(&syncing.request, self.fd, flags)
         begin_linked(writing, syncing)
@@ -453,7 +462,7 @@ cdef class OpenFile(FileRequests):
         cdef FileOperation operation
         self._lock.enter()
         try:
-            self.check(self._writable, "not writable")
+            self.check_writable()
             operation = new_operation(self, None)
             operation.traits |= IDEMPOTENT
             io_uring_prep_fallocate(
@@ -472,8 +481,8 @@ cdef class OpenFile(FileRequests):
         self.writes += 1
         operation = new_operation(self, None)
         operation.traits |= IDEMPOTENT
-        operation.set_trait(
-            NEEDS_THREAD, loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL))
+        if loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL):
+            operation.traits |= NEEDS_THREAD
         uring_prep_ftruncate(&operation.request, self.fd, size)
         await operation.run()
         self.count_of(operation)
@@ -496,7 +505,8 @@ cdef class OpenFile(FileRequests):
                 raise self.failure(-errno)
             return
         operation = new_operation(None, self)
-        operation.set_trait(NEEDS_THREAD, URING_CLOSES_BY_LIBC)
+        if URING_CLOSES_BY_LIBC:
+            operation.traits |= NEEDS_THREAD
         io_uring_prep_close(&operation.request, fd)
         operation.op.policy |= NEVER_CANCELLED | RUN_WAITS
         if self._writable:
@@ -522,3 +532,10 @@ cdef class OpenFile(FileRequests):
         self.check_open()
         store_int(&self.fd, -1)
         return fd
+
+
+cdef int64_t checked_offset(object offset) except -1:
+    cdef int64_t start = PyNumber_Index(offset)
+    if start < 0:
+        raise ValueError("negative offset")
+    return start

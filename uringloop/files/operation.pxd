@@ -58,7 +58,6 @@ cdef class FileOperation:
     cdef bint cancelled             # by the task that awaits it
     cdef Py_ssize_t filled          # bytes that were read from the page cache
 
-    cdef void set_trait(self, Trait trait, bint holds) noexcept
     cdef object run(self)
     cdef int begin(self) except -1
     cdef int submit(self) except -1

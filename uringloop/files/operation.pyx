@@ -128,9 +128,6 @@ cdef class FileOperation:
             # The loop was closed before the completion was delivered.
             self.file.ended()
 
-    cdef void set_trait(self, Trait trait, bint holds) noexcept:
-        self.traits = self.traits | trait if holds else self.traits & ~<unsigned int>trait
-
     cdef object run(self):
         """Start the operation; return a coroutine that waits for its end, when `res` is set."""
         self.begin()

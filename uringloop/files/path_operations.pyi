@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 async def open_descriptor(path: StrOrBytesPath, flags: int, mode: int = 0o666) -> int: ...
 async def stat(
     path: FileDescriptorOrPath,
+    *,
     dir_fd: int | None = None,
     follow_symlinks: bool = True,
-    *,
     os_function: Callable[..., os.stat_result] = ...,
 ) -> os.stat_result: ...
 def read_cached(path: StrOrBytesPath) -> bytes | None: ...
@@ -35,6 +35,7 @@ async def rename(
 async def link(
     src: StrOrBytesPath,
     dst: StrOrBytesPath,
+    *,
     src_dir_fd: int | None = None,
     dst_dir_fd: int | None = None,
     follow_symlinks: bool = True,

@@ -87,7 +87,8 @@ async def open_descriptor(path, int flags, int mode=0o666):
     operation.op.policy |= HOLDS_DESCRIPTOR
     operation.res = -1
     # With O_EXCL a second open would find the file that the first one has created.
-    operation.set_trait(IDEMPOTENT, not flags & O_EXCL)
+    if not flags & O_EXCL:
+        operation.traits |= IDEMPOTENT
     await operation.run()
     fd = checked(operation.res, path)
     operation.op.policy &= ~HOLDS_DESCRIPTOR
@@ -106,7 +107,7 @@ async def open_nameless(folder, int mode):
         return -1
 
 
-async def stat(path, dir_fd=None, bint follow_symlinks=True, *, os_function=os.stat):
+async def stat(path, *, dir_fd=None, bint follow_symlinks=True, os_function=os.stat):
     """os.stat, on the ring or from the kernel's caches; *os_function* checks the arguments."""
     cdef int folder, flags
     cdef bytes name
@@ -126,7 +127,7 @@ async def stat(path, dir_fd=None, bint follow_symlinks=True, *, os_function=os.s
     except BAD_ARGUMENT:
         return os_function(path, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
     if name:
-        result = stat_cached(folder, name, follow_symlinks)
+        result = stat_cached(folder, name, flags)
         if result is not None:
             return result
     facts = take_bytes(PyBytes_New(NULL, sizeof(statx)))
@@ -231,7 +232,7 @@ async def rename(src, dst, src_dir_fd=None, dst_dir_fd=None, *, os_function=os.r
     checked(operation.res, src, dst)
 
 
-async def link(src, dst, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=True):
+async def link(src, dst, *, src_dir_fd=None, dst_dir_fd=None, bint follow_symlinks=True):
     """os.link, on the ring; *follow_symlinks* sets AT_SYMLINK_FOLLOW."""
     cdef FileOperation operation
     cdef bytes old, new
@@ -332,7 +333,8 @@ cdef FileOperation new_call(object held):
     operation.op.policy |= RUN_WAITS
     # A kernel thread (SQPOLL) would look paths up with the rights of the user who created the ring,
     # also after this process has become another user.
-    operation.set_trait(NEEDS_THREAD, loop is not None and loop.ring.u.threaded)
+    if loop is not None and loop.ring.u.threaded:
+        operation.traits |= NEEDS_THREAD
     return operation
 
 
@@ -369,10 +371,11 @@ cdef int checked(int res, object path, object second=None) except -1:
     raise OSError(-res, reason, path, None, os.fspath(second))
 
 
-cdef object stat_cached(int folder, bytes name, bint follow):
+cdef object stat_cached(int folder, bytes name, int flags):
     """Return the result if the kernel's caches have it, else None."""
     cdef statx facts
-    if not may_use_caches(ring_loop()) or uring_stat_cached(folder, name, follow, &facts) < 0:
+    cdef bint follows = not flags & AT_SYMLINK_NOFOLLOW
+    if not may_use_caches(ring_loop()) or uring_stat_cached(folder, name, follows, &facts) < 0:
         return None
     return stat_result(&facts)
 

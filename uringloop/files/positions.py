@@ -33,7 +33,7 @@ class Place:
     __slots__ = ("at_end", "feed", "flags", "position", "skip")
 
     def __init__(
-        self, position: int, flags: int, feed: int = 0, skip: int = 0, at_end: bool = False
+        self, position: int, flags: int, feed: int = 0, skip: int = 0, *, at_end: bool = False
     ) -> None:
         self.position = position
         self.flags = flags
@@ -53,7 +53,7 @@ class Place:
     @classmethod
     def of(cls, cookie: int) -> Self:
         flags, feed, skip, at_end = (cookie >> shift & PART_MASK for shift in SHIFTS[1:])
-        return cls(cookie & POSITION_MASK, flags, feed, skip, bool(at_end))
+        return cls(cookie & POSITION_MASK, flags, feed, skip, at_end=bool(at_end))
 
 
 class Chunk:
@@ -87,7 +87,7 @@ async def _place_after(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, g
     low, back = min(guess, len(data)), 1
     while low > 0:
         decoder.setstate((b"", flags))
-        count = sum(map(len, await decoded(lock, decoder, data[:low], False)))
+        count = sum(map(len, await decoded(lock, decoder, data[:low], final=False)))
         held, state = decoder.getstate()
         if count > chars:
             low -= back
@@ -118,4 +118,4 @@ async def _place_after(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, g
             return Place(low, state, feed, chars)
         if at % BYTES == 0 and lock.spent():
             await lock.pause()
-    return Place(low, state, feed, chars, True)
+    return Place(low, state, feed, chars, at_end=True)

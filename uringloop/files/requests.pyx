@@ -173,7 +173,8 @@ cdef class FileRequests(Descriptor):
             <uint64_t>-1 if offset < 0 else offset)
         if self._regular:
             operation.op.policy |= RUN_WAITS
-        operation.set_trait(IDEMPOTENT, self._regular and not self._appending and offset >= 0)
+        if self._regular and not self._appending and offset >= 0:
+            operation.traits |= IDEMPOTENT
         return operation
 
     # ── the descriptor's position ─────────────────────────────────────────────────────────────────

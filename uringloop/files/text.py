@@ -215,7 +215,7 @@ class TextFile(LineText, AsyncFile[str]):
         wanted = self._bytes_wanted(PIECE if self._reads_all else CHUNK_BYTES, chars)
         data = await self.buffer._read1(min(wanted, LONG))
         try:
-            text = "".join(await decoded(self._lock, decoder, data, not data))
+            text = "".join(await decoded(self._lock, decoder, data, final=not data))
         except UnicodeError:
             raise
         except BaseException:
@@ -238,7 +238,7 @@ class TextFile(LineText, AsyncFile[str]):
         state = decoder.getstate()
         data = await self.buffer._read(-1)
         try:
-            texts = await decoded(self._lock, decoder, data, True)
+            texts = await decoded(self._lock, decoder, data, final=True)
             text = await joined(self._lock, [self._chars[self._used :], *texts])
         except UnicodeError:
             raise
@@ -450,7 +450,7 @@ class TextFile(LineText, AsyncFile[str]):
             self._chunks.append(Chunk(place.flags, b"", 0, 0))
         if place.skip:
             data = await self.buffer._read(place.feed)
-            texts = await decoded(self._lock, self._decoder, data, place.at_end)
+            texts = await decoded(self._lock, self._decoder, data, final=place.at_end)
             self._chars = "".join(texts)
             self._chunks[:] = [Chunk(place.flags, data, len(data), len(self._chars))]
             if len(self._chars) < place.skip:
