@@ -52,8 +52,8 @@ MUTANTS = (
     Mutant(
         "the bytes of a multishot's last completion are dropped",
         "_net/stream_transport.pyx",
-        "        if res > 0:\n            return self.receive(res, flags)\n        if flags & IO",
-        "        if res > 0:\n            return 0\n        if flags & IO",
+        "        if res > 0:\n            return self.receive(res, flags)\n        self.loop.pool",
+        "        if res > 0:\n            return 0\n        self.loop.pool",
     ),
     Mutant(
         "a buffer is given back twice",
@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "a connection whose multishot receive is stopped does not go back to polls",
         "_net/stream_transport.pyx",
-        "        if self.mode == MULTISHOT:\n            self.mode = POLL_ONCE\n",
+        "        if self.polls_left != ALWAYS_POLLED:\n            self.polls_left = POLLS_FIRST\n",
         "",
     ),
     Mutant(
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "a cancelled receive delivers in the turn of resume_reading",
         "_net/stream_transport.pyx",
-        "            self.mode != MULTISHOT and self.is_busy_turn())\n",
+        "            self.polls_left != 0 and self.is_busy_turn())\n",
         "            False)\n",
     ),
     Mutant(
@@ -218,9 +218,9 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "a receive that was started does not become ARMED",
+        "a receive that was started stays IDLE",
         "_transport/read_transport.pyx",
-        "        self.receiving = ARMED\n        self.busy_turn",
+        "        self.receiving = state\n        self.busy_turn",
         "        self.busy_turn",
     ),
     Mutant(
@@ -230,7 +230,7 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "a receive that has ended stays ARMED",
+        "a receive that has ended does not become IDLE",
         "_transport/read_transport.pyx",
         "        if self.receiving != ENDED:\n            self.receiving = IDLE\n",
         "        pass\n",

@@ -10,7 +10,6 @@ cdef class DatagramTransport(FlowControl):
     # receiving
     cdef bint polled            # recv_op is always a poll, and a system call receives
     cdef int polls_left         # polls before a multishot receive
-    cdef bint poll_armed        # the newest recv_op is a poll
     cdef bint was_armed         # a receive has been armed, so the next one is a re-arm
 
     # sending

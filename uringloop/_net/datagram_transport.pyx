@@ -53,7 +53,8 @@ from uringloop._ring.buffers cimport DATAGRAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, uses
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.read_transport cimport ENDED, IDLE, POLLS_FIRST
+from uringloop._transport.read_transport cimport (
+    ENDED, IDLE, MULTISHOT, POLL_ONCE, POLLS_FIRST)
 from uringloop._transport.transport cimport (
     CLOSING, ENDING, load_life, pending_exception, socket_extra)
 from uringloop._turn.turn cimport LoopCore
@@ -108,13 +109,12 @@ cdef class DatagramTransport(FlowControl):
             return 0
         count_total(&self.loop.counters.rearms, self.was_armed)
         self.was_armed = True
-        self.poll_armed = self.polled or self.polls_left > 0
         sqe = self.loop.ring.submission()
-        if self.poll_armed:
+        if self.polled or self.polls_left > 0:
             io_uring_prep_poll_add(sqe, self.fd, POLLIN)
-        else:
-            uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP)
-        return self.arm(sqe)
+            return self.arm(sqe, POLL_ONCE)
+        uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP)
+        return self.arm(sqe, MULTISHOT)
 
     cdef bint is_merging(self) except -1:
         """Whether the program has asked the kernel to merge the datagrams of a sender."""
@@ -136,16 +136,16 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int stop_taking(self) except -1:
         self.polls_left = POLLS_FIRST
-        return 0 if self.poll_armed else self.cancel_recv()
+        return self.cancel_multishot()
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
-        if self.poll_armed:
+        # Only a receive by the ring names a buffer.
+        if not flags & IORING_CQE_F_BUFFER:
             return self.on_readable() if res > 0 else 0
         if res > 0:
             # The result counts the header and the address: it is positive for an empty datagram.
             return self.receive(res, flags)
-        if flags & IORING_CQE_F_BUFFER:
-            self.loop.datagram_pool.give_back(flags)
+        self.loop.datagram_pool.give_back(flags)
         return 0
 
     cdef int receive_ready(self) except -1:

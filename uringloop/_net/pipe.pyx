@@ -38,7 +38,7 @@ from uringloop._kernel.waits cimport (
     uring_write_now,
 )
 from uringloop._ring.ring cimport Operation, operation_init
-from uringloop._transport.read_transport cimport ReadTransport
+from uringloop._transport.read_transport cimport POLL_ONCE, ReadTransport
 from uringloop._transport.transport cimport (
     CLOSING,
     ENDING,
@@ -68,7 +68,7 @@ cdef class ReadPipeTransport(ReadTransport):
     cdef int submit_recv(self) except -1:
         cdef io_uring_sqe *sqe = self.loop.ring.submission()
         io_uring_prep_poll_add(sqe, self.fd, POLLIN)
-        return self.arm(sqe)
+        return self.arm(sqe, POLL_ONCE)
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
         return self.on_readable() if res > 0 else 0

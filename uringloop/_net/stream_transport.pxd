@@ -4,30 +4,24 @@ cimport cython
 from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.addresses cimport LocalEnd
+from uringloop._transport.read_transport cimport IDLE, Receiving
 from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore
 
 
-# How bytes are received; the drawing is in stream_transport.pyx.
-cdef enum ReceiveMode:
-    POLL_ONCE       # a one-shot poll, then one recv(2)
-    MULTISHOT       # by the ring, into buffers of the pool, until it is cancelled
-    POLL            # messages are large: a multishot poll, then recv(2) into the protocol's object
-
-
 @cython.final
 cdef class StreamTransport(WriteTransport):
-    # reading
-    cdef ReceiveMode mode           # of the next receive
-    cdef ReceiveMode armed_mode     # of the newest receive that was armed
-    cdef int polls_left             # receives by POLL_ONCE before MULTISHOT, or ALWAYS_POLLED
-    cdef bint was_armed             # a receive has been armed, so the next one is a re-arm
+    # These decide what choose_mode() returns. They follow the messages and the pauses, in any state
+    # of `receiving`.
     cdef int average                # bytes of a receive, a moving average
+    cdef bint messages_large        # `average` has exceeded LARGE_RECEIVE, and not come down since
+    cdef int polls_left             # receives by POLL_ONCE before MULTISHOT, or ALWAYS_POLLED
+
+    cdef bint was_armed             # for the statistics only: the next receive is a re-arm
     cdef Operation *end_op          # a one-shot poll for the peer's end, beside MULTISHOT; or NULL
 
-    # reading in the mode POLL
-    cdef bint reports_inq           # recv(2) returns how many bytes are left in the socket
-    cdef bint hung_up               # the poll has reported EOF or an error behind the bytes
+    # receiving large messages
+    cdef bint reports_inq           # recv(2) returns how many bytes are left; not behind the end
     cdef int room                   # bytes that the next recv(2) asks for
 
     # of an accepted IPv4 or IPv6 connection, for make_extra
@@ -40,8 +34,11 @@ cdef class StreamTransport(WriteTransport):
     cdef int on_end(self, int res) except -1
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int receive(self, int size, unsigned int flags) except -1
-    cdef int choose_mode(self, int size) except -1
-    cdef int start_polling(self) except -1
+    cdef Receiving choose_mode(self) except IDLE
+    cdef int count_received(self, int size) except -1
+    cdef int count_polled(self, int size) except -1
+    cdef int enter_large(self) except -1
+    cdef int leave_large(self) except -1
     cdef int read_once(self) except -1
     cdef int read_by_copy(self) except? -1
     cdef int on_poll(self, int res) except -1

@@ -2,22 +2,23 @@
 
 asyncio's programs see readiness: bytes stay in the socket until the loop has run what it had to
 run, and until the protocol wants them. A completion is not a readiness: the ring takes bytes ahead
-of the protocol. So a connection begins with polls, which take nothing:
+of the protocol. So a connection begins with polls, which take nothing. Whenever nothing is in
+flight, `choose_mode` chooses one of three states (the machine is drawn in read_transport.pyx):
 
-    POLL_ONCE ──POLLS_FIRST small receives──> MULTISHOT
-        ^  ^                                      │ │
-        │  └──a pause, ENOBUFS, the peer's end────┘ │
-    small receives                            large receives
-        └────────────────── POLL <──────────────────┘   (POLL_ONCE ──large receives──> POLL)
+    POLL         messages are large: `average` has exceeded LARGE_RECEIVE, and is not yet below
+                 SMALL_RECEIVE
+    MULTISHOT    POLLS_FIRST receives have followed polls since the connection began, a pause,
+                 ENOBUFS, or large messages
+    POLL_ONCE    otherwise; always after the peer's end, and if the ring cannot receive
 
 POLL_ONCE arms a one-shot poll, and receives once by recv(2) after it. That is exact, whatever the
 kernel reports in which order. MULTISHOT keeps one receive armed; each completion names a buffer of
 the pool, whose bytes are copied out before the protocol sees them. It saves a submission and a
 system call for each message.
 
-A connection whose messages are large is polled by a multishot poll; for a plain protocol recv(2)
-then writes into the object that it gets. A batch of large receives would be out of the processor's
-cache before the first is processed, and copying large messages costs more than the system call.
+POLL arms a multishot poll; for a plain protocol recv(2) then writes into the object that it gets.
+A batch of large receives would be out of the processor's cache before the first is processed, and
+copying large messages costs more than the system call.
 
 A multishot receive may miss the peer's end. A one-shot poll for it, `end_op`, stays beside it; when
 it reports the end, POLL_ONCE takes what is left, and the end.
@@ -85,6 +86,9 @@ from uringloop._transport.read_transport cimport (
     BUFFERED,
     ENDED,
     IDLE,
+    MULTISHOT,
+    POLL,
+    POLL_ONCE,
     POLLS_FIRST,
     STREAM_READER,
     TLS,
@@ -139,47 +143,46 @@ cdef class StreamTransport(WriteTransport):
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
-    cdef int start_io(self) except -1:
-        return self.want_recv()
-
     cdef int submit_recv(self) except -1:
         cdef io_uring_sqe *sqe
-        if self.mode == MULTISHOT and not self.prepare_multishot():
-            self.mode = POLL_ONCE
+        cdef Receiving mode = self.choose_mode()
         sqe = self.loop.ring.submission()
-        self.armed_mode = self.mode
         count_total(&self.loop.counters.rearms, self.was_armed)
         self.was_armed = True
-        if self.mode == MULTISHOT:
+        if mode == MULTISHOT:
             uring_prep_recv_multishot(sqe, self.fd, STREAM_GROUP)
-        elif self.mode == POLL:
+        elif mode == POLL:
             io_uring_prep_poll_multishot(sqe, self.fd, POLLIN | POLLRDHUP)
         else:
             io_uring_prep_poll_add(sqe, self.fd, POLLIN)
-        return self.arm(sqe)
+        return self.arm(sqe, mode)
+
+    cdef Receiving choose_mode(self) except IDLE:
+        """Return the state in which the next bytes are received."""
+        if self.messages_large:
+            return POLL
+        if self.polls_left == 0 and self.prepare_multishot():
+            return MULTISHOT
+        return POLL_ONCE
 
     cdef int stop_taking(self) except -1:
-        if self.mode == MULTISHOT:
-            self.mode = POLL_ONCE
         if self.polls_left != ALWAYS_POLLED:
             self.polls_left = POLLS_FIRST
-        return self.cancel_recv() if self.armed_mode == MULTISHOT else 0
+        return self.cancel_multishot()
 
     cdef int on_recv(self, int res, unsigned int flags) except -1:
         if flags & IORING_CQE_F_MORE and res > 0:
             # The usual cases.
-            return self.on_poll(res) if self.armed_mode == POLL else self.receive(res, flags)
+            return self.receive(res, flags) if flags & IORING_CQE_F_BUFFER else self.on_poll(res)
         return self.take_completion(res, flags)
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
-        if self.armed_mode == POLL_ONCE:
-            return self.on_readable() if res > 0 else 0
-        if self.armed_mode == POLL:
-            return self.on_poll(res)
+        # Only a receive by the ring names a buffer.
+        if not flags & IORING_CQE_F_BUFFER:
+            return self.on_poll(res) if res > 0 else 0
         if res > 0:
             return self.receive(res, flags)
-        if flags & IORING_CQE_F_BUFFER:
-            self.loop.pool.give_back(flags)
+        self.loop.pool.give_back(flags)
         return 0
 
     cdef int on_recv_end(self, int res) except -1:
@@ -198,15 +201,12 @@ cdef class StreamTransport(WriteTransport):
     cdef int receive(self, int size, unsigned int flags) except -1:
         """Copy the bytes of a receive buffer out, and deliver or stash them."""
         cdef char *memory = self.loop.pool.take(flags, size)
-        # A cancelled receive may bring bytes in the turn of resume_reading.
+        # After a pause the receive may bring bytes in the turn of resume_reading.
         cdef bint stashing = self.paused or self.stash or (
-            self.mode != MULTISHOT and self.is_busy_turn())
+            self.polls_left != 0 and self.is_busy_turn())
         cdef bytes data
-        count_total(&self.loop.counters.received_bytes, size)
         self.busy_turn = self.loop.counters.turns
-        self.average += (size - self.average) >> AVERAGE_SHIFT
-        if self.average > LARGE_RECEIVE and self.mode != POLL:
-            self.start_polling()
+        self.count_received(size)
         try:
             if self.life >= CLOSING:
                 return 0
@@ -225,22 +225,18 @@ cdef class StreamTransport(WriteTransport):
         self.loop.freelist.offer(data)
         return 0
 
-    cdef int choose_mode(self, int size) except -1:
-        """POLL_ONCE has brought *size* bytes: choose how to receive from now on."""
+    cdef int count_received(self, int size) except -1:
+        """Count the *size* bytes of a receive, and notice that messages have become large."""
         count_total(&self.loop.counters.received_bytes, size)
         self.average += (size - self.average) >> AVERAGE_SHIFT
-        if self.average > LARGE_RECEIVE:
-            return self.start_polling()
-        if self.polls_left > 0:
-            self.polls_left -= 1
-            if self.polls_left == 0:
-                self.mode = MULTISHOT
+        if self.average > LARGE_RECEIVE and not self.messages_large:
+            return self.enter_large()
         return 0
 
     # ── one receive after one poll ───────────────────────────────────────────────────────────
 
     cdef int receive_ready(self) except -1:
-        return self.read_directly() if self.mode == POLL else self.read_once()
+        return self.read_directly() if self.messages_large else self.read_once()
 
     cdef int read_once(self) except -1:
         """Receive once, as a loop on a selector does after an event."""
@@ -251,8 +247,8 @@ cdef class StreamTransport(WriteTransport):
         try:
             if self.kind == BUFFERED:
                 size = self.read_into_buffer(&left)
-                if size > 0 and self.mode == POLL_ONCE:
-                    self.choose_mode(size)
+                if size > 0:
+                    self.count_polled(size)
             else:
                 size = self.read_by_copy()
         except MemoryError as exc:
@@ -271,7 +267,7 @@ cdef class StreamTransport(WriteTransport):
         cdef bytes data
         if size <= 0:
             return size
-        self.choose_mode(size)
+        self.count_polled(size)
         if self.kind == TLS:
             # The records stay in use while the program runs, which may need the loop's memory.
             data = self.loop.freelist.copy(memory, size)
@@ -282,22 +278,38 @@ cdef class StreamTransport(WriteTransport):
             self.loop.freelist.offer(data)
         return size
 
+    cdef int count_polled(self, int size) except -1:
+        """Count the *size* bytes of a receive after a poll."""
+        self.count_received(size)
+        if self.polls_left > 0 and not self.messages_large:
+            self.polls_left -= 1
+        return 0
+
     # ── large messages ───────────────────────────────────────────────────────────────────────
 
-    cdef int start_polling(self) except -1:
-        """Poll from now on; the armed receive is cancelled first."""
-        self.mode = POLL
+    cdef int enter_large(self) except -1:
+        """Receive large messages from now on; a receive by the ring is cancelled first."""
+        assert not self.messages_large
+        self.messages_large = True
         self.reports_inq = uring_enable_inq(self.fd)
         if not self.room:
             self.room = ROOM_AT_START
-        return self.stop_reading()
+        return self.stop_taking()
+
+    cdef int leave_large(self) except -1:
+        """Receive small messages from now on; the next poll reports what the socket has left."""
+        assert self.messages_large
+        self.messages_large = False
+        self.readable = False
+        return self.cancel_recv()
 
     cdef int on_poll(self, int res) except -1:
-        """The socket is readable or at its end, or the poll has ended with an error."""
-        if res <= 0:
-            return 0
+        """A poll has reported that the socket is readable, or at its end."""
+        if not self.messages_large:
+            return self.on_readable()
         if res & ~POLLIN:
-            self.hung_up = True
+            # TCP_INQ counts no reset: the socket is read until EAGAIN from now on.
+            self.reports_inq = False
         self.readable = True
         try:
             return 0 if self.is_busy_turn() else self.read_directly()
@@ -336,17 +348,12 @@ cdef class StreamTransport(WriteTransport):
             if size > 0:
                 self.busy_turn = self.loop.counters.turns
                 total += size
-                count_total(&self.loop.counters.received_bytes, size)
-                self.average += (size - self.average) >> AVERAGE_SHIFT
-                if left == 0 and not self.hung_up and not self.loop.nestable:
+                self.count_received(size)
+                if left == 0 and not self.loop.nestable:
                     self.readable = False
                     break
-        if self.average < SMALL_RECEIVE and self.mode == POLL:
-            # The next poll reports what is left in the socket.
-            self.mode = POLL_ONCE
-            self.readable = False
-            self.stop_taking()
-            self.cancel_recv()
+        if self.average < SMALL_RECEIVE and self.messages_large:
+            self.leave_large()
         return 0
 
     cdef int read_ended(self, int size) except -1:
@@ -412,8 +419,7 @@ cdef class StreamTransport(WriteTransport):
         if not borrow_buffer(self, &view):
             return -EINTR
         if (self.paused or self.stash or self.life >= CLOSING or self.protocol is not protocol
-                or self.receiving == ENDED
-                or (self.armed_mode == MULTISHOT and self.recv_op.in_flight)
+                or self.receiving == ENDED or self.is_multishot()
                 or uring_is_inherited(&self.loop.ring.u)):
             # By what get_buffer() has done, a nested run included; the caller looks what is left.
             size = -EINTR
@@ -448,6 +454,7 @@ cdef class StreamTransport(WriteTransport):
         if self.end_op == NULL:
             self.end_op = <Operation*>PyMem_Malloc(sizeof(Operation))
             if self.end_op == NULL:
+                self.polls_left = POLLS_FIRST
                 return False
             operation_init(self.end_op, stream_on_end, <PyObject*>self)
         # Before the receive: then the receive is woken first, and reports most ends itself.
@@ -469,14 +476,13 @@ cdef class StreamTransport(WriteTransport):
             # A multishot receive would miss the end.
             self.polls_left = ALWAYS_POLLED
             return self.stop_taking()
-        if (self.recv_op.in_flight and self.armed_mode == MULTISHOT
-                and uring_misses_ends(&self.loop.ring.u)):
+        if self.is_multishot() and uring_misses_ends(&self.loop.ring.u):
             # The loop has changed its ring, or its thread.
             return self.watch_end()
         return 0
 
     cdef int stop_reading(self) except -1:
-        if self.life >= CLOSING and self.end_op != NULL and self.end_op.in_flight:
+        if self.end_op != NULL and self.end_op.in_flight:
             self.loop.ring.cancel(self.end_op)
         return WriteTransport.stop_reading(self)
 
@@ -511,7 +517,7 @@ cdef class StreamTransport(WriteTransport):
     cdef bint is_receiving(self) noexcept:
         if self.paused:
             # A receive by the ring completes with the peer's reset in the next turn.
-            return self.recv_op.in_flight and self.armed_mode == MULTISHOT
+            return self.is_multishot()
         return self.receiving != ENDED or bool(self.stash)
 
     cdef bint receive_rest(self) except -1:
@@ -521,7 +527,7 @@ cdef class StreamTransport(WriteTransport):
             return True
         if uring_peek(self.fd) <= 0:
             return False
-        if self.mode == POLL:
+        if self.messages_large:
             self.read_directly()
         return True
 

@@ -8,11 +8,14 @@ from uringloop._ring.ring cimport Operation
 from uringloop._transport.transport cimport Transport
 
 
-# What receiving is doing; the drawing is in read_transport.pyx.
+# What recv_op is, or what receiving waits for; the drawing is in read_transport.pyx.
 cdef enum Receiving:
-    IDLE            # nothing is armed
-    ARMED           # recv_op is in flight
-    CANCELLING      # recv_op is in flight, and its cancel is prepared
+    IDLE            # recv_op is not in flight
+    POLL_ONCE       # it is a poll that reports once; a system call receives
+    POLL            # it is a poll that reports each arrival, for large messages
+    MULTISHOT       # it is a receive by the ring into buffers of the pool, until it is cancelled
+    PAUSING         # it is such a receive, and pause_reading() has prepared its cancel
+    STOPPING        # it is such a receive, and something else has prepared its cancel
     DELAYED         # a timer calls _recv_later()
     STARVED         # the pool has no free buffer; the loop calls rearm() when it has one
     ENDED           # by EOF, or an error that stays; also a transport that only writes
@@ -37,9 +40,10 @@ cdef class ReadTransport(Transport):
     cdef ProtocolKind kind          # of the protocol; PLAIN for datagrams and pipes
     cdef Operation recv_op          # a receive into the pool's buffers, or a poll; owns nothing
     cdef Receiving receiving
+    # Neither of the next two follows from `receiving`. The protocol pauses in any state, and a poll
+    # that has reported input may have ended or be in flight.
     cdef int paused                 # by pause_reading; other threads ask is_reading()
     cdef bint readable              # a poll has reported input that is not received yet
-    cdef bint pause_cancels         # a pause, and nothing else, has cancelled the receive
     cdef uint64_t busy_turn         # in which something was armed or delivered last
     cdef list stash                 # items that arrived while paused; None before the first one
 
@@ -49,8 +53,11 @@ cdef class ReadTransport(Transport):
     cdef int on_received(self, int res, unsigned int flags) except -1
     cdef int on_recv_end(self, int res) except -1
     cdef int delay_recv(self, double seconds) except -1
-    cdef int arm(self, io_uring_sqe *sqe) except -1
-    cdef void disarmed(self) noexcept
+    cdef int arm(self, io_uring_sqe *sqe, Receiving state) except -1
+    cdef int disarmed(self) except -1
+    cdef bint is_multishot(self) noexcept
+    cdef int cancel_multishot(self) except -1
+    cdef bint take_cancel_back(self) noexcept
     cdef int cancel_recv(self) except -1
     cdef int starve(self, BufferPool pool) except -1
     cdef int end_input(self) except -1

@@ -1,20 +1,26 @@
 """Receiving: when the next receive is armed, and the stash of a paused transport.
 
-    IDLE ──arm()──> ARMED ──cancel_recv()──> CANCELLING      any ──end_input()──> ENDED
-     ^ ^              │                          │
-     │ └──────────────┴──── disarmed() <─────────┘
-     ├──rearm()── STARVED <──starve()── IDLE
-     └──_recv_later()── DELAYED <──delay_recv()── IDLE
+    IDLE ──arm()──> POLL_ONCE or POLL
+     ├─────arm()──> MULTISHOT ──cancel_multishot() of a pause──> PAUSING
+     │               │    ^                                       │  │
+     │               │    └───────── take_cancel_back() ──────────┘  │
+     │               └──cancel_multishot()──> STOPPING <──cancel_multishot()
+     ├──starve()──> STARVED ──rearm()──> IDLE
+     └──delay_recv()──> DELAYED ──_recv_later()──> IDLE
 
-end_input() cancels a receive that is still in flight; ENDED stays when that receive completes. A
-resume_reading() in the turn of the pause takes the pause's cancel back: the receive stays ARMED.
+    POLL_ONCE, POLL, MULTISHOT, PAUSING, STOPPING ──disarmed(): recv_op has completed──> IDLE
+    any ──end_input()──> ENDED, also when recv_op completes after that
 
-A poll takes nothing from the descriptor: it may stay armed while reading is paused. A receive by
-the ring takes bytes before the protocol is called, and so `pause_reading` cancels it; what it has
-received by then goes to the stash. An item is whatever the subclass stashes: bytes, a datagram with
-its address, an error, the end of the input. One item is delivered in each turn, where a selector
-would report the descriptor: what a protocol schedules for one item runs before the next item. A
-stream delivers all its stashed bytes in one turn, and those that the socket has by then.
+A poll takes nothing from the descriptor. So it may stay in flight while reading is paused, and it
+keeps its state when it is cancelled. A receive by the ring takes bytes before the protocol is
+called, and so `pause_reading` cancels it; what the receive has taken by then goes to the stash. A
+`resume_reading` in the turn of the pause takes that cancel back, unless the stash or something else
+needs it by then (STOPPING).
+
+An item of the stash is whatever the subclass puts there: bytes, a datagram with its address, an
+error, the end of the input. One item is delivered in each turn, where a selector would report the
+descriptor: what a protocol schedules for one item runs before the next item. A stream delivers all
+its stashed bytes in one turn, and those that the socket has by then.
 
 `take_completion` arms the next receive even if the protocol raises KeyboardInterrupt: no later
 completion would arm it.
@@ -74,25 +80,46 @@ cdef class ReadTransport(Transport):
             self.want_recv()
         return 0
 
-    cdef int arm(self, io_uring_sqe *sqe) except -1:
-        """Put a prepared receive in flight."""
+    cdef int arm(self, io_uring_sqe *sqe, Receiving state) except -1:
+        """Put a prepared poll or receive in flight: *state* is POLL_ONCE, POLL or MULTISHOT."""
         assert self.receiving == IDLE
-        self.receiving = ARMED
+        self.receiving = state
         self.busy_turn = self.loop.counters.turns
         return self.loop.ring.start(sqe, &self.recv_op)
 
-    cdef void disarmed(self) noexcept:
-        """The terminal completion of the receive has come."""
+    cdef int disarmed(self) except -1:
+        """The terminal completion of the poll or the receive has come."""
+        assert self.receiving not in (IDLE, DELAYED, STARVED)
         if self.receiving != ENDED:
             self.receiving = IDLE
+        return 0
+
+    cdef bint is_multishot(self) noexcept:
+        """Whether a receive by the ring is in flight, cancelled or not: it may bring bytes."""
+        return self.receiving in (MULTISHOT, PAUSING, STOPPING)
+
+    cdef int cancel_multishot(self) except -1:
+        """Cancel a receive by the ring; what it has received by then is still delivered."""
+        if self.receiving == MULTISHOT:
+            # While reading is paused, only the pause itself finds a receive that is not cancelled.
+            self.receiving = PAUSING if self.paused else STOPPING
+            self.loop.ring.cancel(&self.recv_op)
+        elif self.receiving == PAUSING:
+            self.receiving = STOPPING
+        return 0
+
+    cdef bint take_cancel_back(self) noexcept:
+        """Undo the cancel of a pause; return False if it has been submitted, or is needed."""
+        if self.receiving != PAUSING or not self.loop.ring.take_cancel_back(&self.recv_op):
+            return False
+        self.receiving = MULTISHOT
+        return True
 
     cdef int cancel_recv(self) except -1:
-        """Cancel the receive; what it has received by then is still delivered."""
-        self.pause_cancels = False
-        if self.receiving == ARMED and self.recv_op.in_flight:
-            self.receiving = CANCELLING
-            self.loop.ring.cancel(&self.recv_op)
-        return 0
+        """Cancel the poll or the receive."""
+        if self.receiving in (POLL_ONCE, POLL):
+            return self.loop.ring.cancel(&self.recv_op)
+        return self.cancel_multishot()
 
     cdef int starve(self, BufferPool pool) except -1:
         """Receive again when *pool* has a buffer; until then the bytes stay in the socket."""
@@ -126,7 +153,7 @@ cdef class ReadTransport(Transport):
 
     cdef int stop_taking(self) except -1:
         """Take nothing more from the descriptor until want_recv()."""
-        return 0
+        return self.cancel_multishot()
 
     cdef int deliver_item(self, object item) except -1:
         """Pass an item of the stash to the protocol."""
@@ -241,14 +268,11 @@ cdef class ReadTransport(Transport):
         return load_int(&self.paused) != 0
 
     def pause_reading(self):
-        cdef bint was_armed
         self.loop.check_owner()
         if self.life >= CLOSING or self.paused:
             return
-        was_armed = self.receiving == ARMED
         store_int(&self.paused, True)
         self.stop_taking()
-        self.pause_cancels = was_armed and self.receiving == CANCELLING
         if self.loop.in_debug_mode():
             logger.debug("%r pauses reading", self)
 
@@ -261,12 +285,8 @@ cdef class ReadTransport(Transport):
         self.busy_turn = self.loop.counters.turns
         if self.stash:
             self.loop.add_delivery(self)
-        elif (self.receiving == CANCELLING and self.pause_cancels
-                and self.loop.ring.take_cancel_back(&self.recv_op)):
-            # Otherwise a poll follows the end of the receive, and reports a turn later than a
-            # selector.
-            self.receiving = ARMED
-        else:
+        elif not self.take_cancel_back():
+            # After a cancel a poll follows, and reports a turn later than a selector.
             self.want_recv()
         if self.loop.in_debug_mode():
             logger.debug("%r resumes reading", self)
