@@ -99,30 +99,34 @@ static inline ssize_t uring_send_message(int fd, const struct msghdr *message, i
     return send(fd, message->msg_iov[i].iov_base, message->msg_iov[i].iov_len, flags);
 }
 
-/* Receives without waiting. Returns the number of bytes, 0 at EOF, or -errno. *left* is what the
- * socket still has, a FIN counted as one byte; -1 if the socket does not report it (TCP does,
- * 4.18+), or if a seccomp filter refuses recvmsg(2). Without *reports_inq* there is no room for control messages: the kernel would open a
- * descriptor that a UNIX peer has sent, and nothing would close it. */
-static inline ssize_t uring_receive(int fd, void *data, size_t size, bool reports_inq, int *left) {
+/* Receives without waiting. Returns the number of bytes, 0 at EOF, or -errno. There is no room for
+ * control messages: the kernel would open a descriptor that a UNIX peer has sent, and nothing would
+ * close it. */
+static inline ssize_t uring_receive(int fd, void *data, size_t size) {
+    ssize_t res = recv(fd, data, size, MSG_DONTWAIT);
+
+    return res < 0 ? -errno : res;
+}
+
+/* Receives like uring_receive(), which takes 0.2 us less, from a socket on which uring_enable_inq()
+ * has succeeded. *left* is what the socket still has, a FIN counted as one byte; -1 if a seccomp
+ * filter refuses recvmsg(2). */
+static inline ssize_t uring_receive_counted(int fd, void *data, size_t size, int *left) {
     char control[CMSG_SPACE(sizeof(int))];
     struct iovec part = {.iov_base = data, .iov_len = size};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
         .msg_controllen = sizeof(control)};
     struct cmsghdr *head;
-    /* recv(2) takes 0.2 us less. */
-    ssize_t res = reports_inq ? recvmsg(fd, &message, MSG_DONTWAIT)
-                              : recv(fd, data, size, MSG_DONTWAIT);
+    ssize_t res = recvmsg(fd, &message, MSG_DONTWAIT);
 
-    if (res < 0 && reports_inq && uring_is_forbidden(-errno)) {
-        reports_inq = false;
+    if (res < 0 && uring_is_forbidden(-errno)) {
+        message.msg_controllen = 0;
         res = recv(fd, data, size, MSG_DONTWAIT);
     }
     if (res < 0)
         return -errno;
     *left = -1;
-    if (!reports_inq)
-        return res;
     head = CMSG_FIRSTHDR(&message);
     if (head != NULL && head->cmsg_level == IPPROTO_TCP && head->cmsg_type == TCP_CM_INQ)
         memcpy(left, CMSG_DATA(head), sizeof(*left));
@@ -144,7 +148,7 @@ static inline bool uring_was_reset(int fd) {
     char byte;
     int left = -1;
 
-    return uring_enable_inq(fd) && uring_receive(fd, &byte, 1, true, &left) == 0 && left == 0;
+    return uring_enable_inq(fd) && uring_receive_counted(fd, &byte, 1, &left) == 0 && left == 0;
 }
 
 /* Returns whether a connection, or an error, waits at a listening socket. That takes 0.2 us; an

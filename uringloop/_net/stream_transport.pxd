@@ -44,6 +44,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int on_poll(self, int res) except -1
     cdef int read_directly(self) except -1
     cdef int read_ended(self, int size) except -1
+    cdef int recv_some(self, char *memory, Py_ssize_t size, int *left) noexcept
     cdef int read_some(self, int *left) except? -1
     cdef int read_bytes(self, int *left) except? -1
     cdef int read_into_buffer(self, int *left) except? -1

@@ -66,6 +66,7 @@ from uringloop._kernel.sockets cimport (
     uring_prep_sendmsg,
     uring_send_message,
     uring_receive,
+    uring_receive_counted,
     uring_enable_inq,
     uring_peek,
     uring_was_reset,
@@ -262,8 +263,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int read_by_copy(self) except? -1:
         """Receive into the loop's memory, and deliver a copy of what has come."""
         cdef char *memory = self.loop.scratch_memory()
-        cdef int left
-        cdef int size = uring_receive(self.fd, memory, SCRATCH_SIZE, False, &left)
+        cdef int size = uring_receive(self.fd, memory, SCRATCH_SIZE)
         cdef bytes data
         if size <= 0:
             return size
@@ -361,6 +361,16 @@ cdef class StreamTransport(WriteTransport):
         size = uring_ended_by(&self.loop.ring.u, self.fd, size)
         return self.end_reading(EOF if size == 0 else os_error(size, ""))
 
+    cdef int recv_some(self, char *memory, Py_ssize_t size, int *left) noexcept:
+        """Receive without waiting; *left* is what the socket still has, -1 if it does not tell."""
+        cdef int count
+        if self.reports_inq:
+            return uring_receive_counted(self.fd, memory, size, left)
+        count = uring_receive(self.fd, memory, size)
+        if count >= 0:
+            left[0] = -1
+        return count
+
     cdef int read_some(self, int *left) except? -1:
         """Call recv(2) and deliver; return the number of bytes, 0 for EOF, or -errno."""
         cdef char *memory
@@ -371,10 +381,10 @@ cdef class StreamTransport(WriteTransport):
         if self.kind == STREAM_READER:
             # The reader copies the bytes at once.
             memory = self.loop.scratch_memory()
-            size = uring_receive(self.fd, memory, SCRATCH_SIZE, self.reports_inq, left)
+            size = self.recv_some(memory, SCRATCH_SIZE, left)
         elif self.kind == TLS and self.prepare_pool():
             memory = self.loop.pool.spare()
-            size = uring_receive(self.fd, memory, self.loop.pool.size, self.reports_inq, left)
+            size = self.recv_some(memory, self.loop.pool.size, left)
         else:
             return self.read_bytes(left)
         if size > 0:
@@ -388,8 +398,7 @@ cdef class StreamTransport(WriteTransport):
         cdef PyObject *data = self.loop.freelist.make(self.room)
         cdef int size
         cdef bytes owned
-        size = uring_receive(
-            self.fd, PyBytes_AS_STRING(<bytes>data), self.room, self.reports_inq, left)
+        size = self.recv_some(PyBytes_AS_STRING(<bytes>data), self.room, left)
         if size <= 0:
             Py_DECREF_owned(data)
             return size
@@ -424,8 +433,7 @@ cdef class StreamTransport(WriteTransport):
             # By what get_buffer() has done, a nested run included; the caller looks what is left.
             size = -EINTR
         else:
-            size = uring_receive(
-                self.fd, view.buf, min(view.len, READ_AT_ONCE_MAX), self.reports_inq, left)
+            size = self.recv_some(<char*>view.buf, min(view.len, READ_AT_ONCE_MAX), left)
         # Released, so that the protocol may resize it in buffer_updated().
         PyBuffer_Release(&view)
         if size > 0:
