@@ -529,3 +529,54 @@ def test_bytes_that_a_nested_run_in_get_buffer_stashes_keep_their_order(
             assert bytes(nester.data) == b"first" + 200 * b"." + b"AB"
 
     loop.run_until_complete(main())
+
+
+@large
+def test_bytes_that_the_ring_takes_for_a_nested_run_keep_their_order(
+    loop: uringloop.Loop, make: Callable[[], tuple[socket.socket, socket.socket]]
+) -> None:
+    async def small_messages(
+        nester: Nester, peer: socket.socket, send_last: Callable[[], None]
+    ) -> None:
+        # So many that the ring receives from the connection.
+        for _ in range(200):
+            count = len(nester.data)
+            peer.send(b".")
+            await until(lambda: len(nester.data) > count)  # noqa: B023  # Awaited here.
+        # Timers run behind the completions of the nested run's last turn.
+        loop.call_later(0, send_last)
+
+    async def main() -> None:
+        ours, peer = make()
+        pairs = [make() for _ in range(2)]
+        others = [
+            (await loop.create_connection(asyncio.Protocol, sock=left))[0] for left, _ in pairs
+        ]
+
+        def send_last() -> None:
+            peer.send(b"A")
+            # The ring is entered for these, and takes the byte then.
+            for other in others:
+                other.write(b"written")
+
+        def nest(nester: Nester) -> None:
+            if nester.data.endswith(b"first"):
+                loop.run_until_complete(small_messages(nester, peer, send_last))
+                peer.send(b"B")
+
+        _, nester = await loop.create_connection(lambda: Nester(loop, nest), sock=ours)
+        for _ in range(30):
+            await loop.sock_sendall(peer, LARGE[:100_000])
+        await until(lambda: len(nester.data) == 30 * 100_000)
+        nester.data.clear()
+        peer.send(b"first")
+        await until(lambda: b"A" in nester.data and b"B" in nester.data)
+        assert bytes(nester.data) == b"first" + 200 * b"." + b"AB"
+        await nester.close()
+        for other in others:
+            other.abort()
+        for sock in (peer, *(right for _, right in pairs)):
+            sock.close()
+        await nothing_comes(loop)
+
+    loop.run_until_complete(main())

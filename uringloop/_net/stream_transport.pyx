@@ -237,6 +237,9 @@ cdef class StreamTransport(WriteTransport):
     # ── one receive after one poll ───────────────────────────────────────────────────────────
 
     cdef int receive_ready(self) except -1:
+        if self.is_multishot():
+            # A nested run has armed it. What it has taken comes before what the socket has.
+            return 0
         return self.read_directly() if self.messages_large else self.read_once()
 
     cdef int read_once(self) except -1:
@@ -321,7 +324,9 @@ cdef class StreamTransport(WriteTransport):
         """Receive until the socket is empty, the protocol pauses, or READ_AT_ONCE_MAX bytes are
         received.
 
-        The poll reports each arrival once; `readable` says that bytes are left.
+        The poll reports each arrival once; `readable` says that bytes are left. A receive by the
+        ring may be in flight if the protocol has run the loop, or if a send has failed in the turn
+        in which messages became large: the ring receives first.
         """
         cdef int size
         cdef int left = 0
@@ -329,7 +334,7 @@ cdef class StreamTransport(WriteTransport):
         self.readable = True
         while (total < READ_AT_ONCE_MAX
                 and not (self.paused or self.stash or self.life >= CLOSING)
-                and self.receiving != ENDED):
+                and self.receiving != ENDED and not self.is_multishot()):
             if uring_is_inherited(&self.loop.ring.u):
                 # The protocol has forked, and this is the child.
                 return 0
