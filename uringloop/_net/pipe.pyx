@@ -120,10 +120,6 @@ cdef class ReadPipeTransport(ReadTransport):
         self.report(message, exc)
         return self.force_close(exc)
 
-    cdef int stop_reading(self) except -1:
-        # The poll stays armed while reading is paused: it takes no bytes.
-        return 0
-
     cdef int stop_operations(self) except -1:
         return self.cancel_recv()
 
