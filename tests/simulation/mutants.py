@@ -102,8 +102,7 @@ MUTANTS = (
     Mutant(
         "what a poll reports is received while reading is paused",
         "_transport/read_transport.pyx",
-        "        if self.paused or self.stash or self.receiving == ENDED or self.life >= CLOSING:\n"
-        "            # The next",
+        "        if not self.may_receive():\n            # The next",
         "        if self.receiving == ENDED or self.life >= CLOSING:\n            # The next",
     ),
     Mutant(
@@ -227,6 +226,12 @@ MUTANTS = (
         "a receive without a free buffer does not become STARVED",
         "_transport/read_transport.pyx",
         "        self.receiving = STARVED\n",
+        "",
+    ),
+    Mutant(
+        "a receive whose cancel is taken back stays PAUSING",
+        "_transport/read_transport.pyx",
+        "        self.receiving = MULTISHOT\n",
         "",
     ),
     Mutant(

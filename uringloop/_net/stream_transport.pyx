@@ -5,11 +5,11 @@ run, and until the protocol wants them. A completion is not a readiness: the rin
 of the protocol. So a connection begins with polls, which take nothing. Whenever nothing is in
 flight, `choose_mode` chooses one of three states (the machine is drawn in read_transport.pyx):
 
-    POLL         messages are large: `average` has exceeded LARGE_RECEIVE, and is not yet below
-                 SMALL_RECEIVE
+    POLL         messages are large: `average` has exceeded LARGE_RECEIVE, and has not fallen below
+                 SMALL_RECEIVE since
     MULTISHOT    POLLS_FIRST receives have followed polls since the connection began, a pause,
-                 ENOBUFS, or large messages
-    POLL_ONCE    otherwise; always after the peer's end, and if the ring cannot receive
+                 ENOBUFS, or large messages; never behind the peer's end
+    POLL_ONCE    otherwise
 
 POLL_ONCE arms a one-shot poll, and receives once by recv(2) after it. That is exact, whatever the
 kernel reports in which order. MULTISHOT keeps one receive armed; each completion names a buffer of
@@ -332,9 +332,7 @@ cdef class StreamTransport(WriteTransport):
         cdef int left = 0
         cdef int total = 0
         self.readable = True
-        while (total < READ_AT_ONCE_MAX
-                and not (self.paused or self.stash or self.life >= CLOSING)
-                and self.receiving != ENDED and not self.is_multishot()):
+        while total < READ_AT_ONCE_MAX and self.may_receive():
             if uring_is_inherited(&self.loop.ring.u):
                 # The protocol has forked, and this is the child.
                 return 0
@@ -432,8 +430,7 @@ cdef class StreamTransport(WriteTransport):
                 return size
         if not borrow_buffer(self, &view):
             return -EINTR
-        if (self.paused or self.stash or self.life >= CLOSING or self.protocol is not protocol
-                or self.receiving == ENDED or self.is_multishot()
+        if (not self.may_receive() or self.protocol is not protocol
                 or uring_is_inherited(&self.loop.ring.u)):
             # By what get_buffer() has done, a nested run included; the caller looks what is left.
             size = -EINTR

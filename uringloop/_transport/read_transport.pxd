@@ -63,6 +63,7 @@ cdef class ReadTransport(Transport):
     cdef int end_input(self) except -1
     cdef int stop_reading(self) except -1
     cdef int stop_taking(self) except -1
+    cdef bint may_receive(self) noexcept
     cdef int on_readable(self) except -1
     cdef int receive_ready(self) except -1
     cdef bint is_busy_turn(self) noexcept

@@ -1,15 +1,18 @@
 """Receiving: when the next receive is armed, and the stash of a paused transport.
 
     IDLE ──arm()──> POLL_ONCE or POLL
-     ├─────arm()──> MULTISHOT ──cancel_multishot() of a pause──> PAUSING
-     │               │    ^                                       │  │
-     │               │    └───────── take_cancel_back() ──────────┘  │
-     │               └──cancel_multishot()──> STOPPING <──cancel_multishot()
-     ├──starve()──> STARVED ──rearm()──> IDLE
-     └──delay_recv()──> DELAYED ──_recv_later()──> IDLE
+    IDLE ──arm()──> MULTISHOT ──cancel_multishot(), by a pause──> PAUSING
+                     │     ^                                       │   │
+                     │     └──────────take_cancel_back()───────────┘   │ cancel_multishot()
+                     │                                                 v
+                     └─────────────cancel_multishot()──────────────> STOPPING
+    POLL_ONCE, POLL, MULTISHOT, PAUSING, STOPPING ──disarmed()──> IDLE
+    IDLE ──starve()──> STARVED ──rearm()──> IDLE
+    IDLE ──delay_recv()──> DELAYED ──_recv_later()──> IDLE
+    any state ──end_input()──> ENDED
 
-    POLL_ONCE, POLL, MULTISHOT, PAUSING, STOPPING ──disarmed(): recv_op has completed──> IDLE
-    any ──end_input()──> ENDED, also when recv_op completes after that
+In the five states that disarmed() leaves, `recv_op` is in flight until its last completion. If it
+is in flight when the input ends, the state stays ENDED.
 
 A poll takes nothing from the descriptor. So it may stay in flight while reading is paused, and it
 keeps its state when it is cancelled. A receive by the ring takes bytes before the protocol is
@@ -240,9 +243,14 @@ cdef class ReadTransport(Transport):
         """Whether this turn has armed or delivered already: an enter in mid-turn brings more."""
         return self.busy_turn == self.loop.counters.turns
 
+    cdef bint may_receive(self) noexcept:
+        """Whether a system call may receive: the protocol reads, and the ring takes nothing."""
+        return not (self.paused or self.stash or self.life >= CLOSING or self.receiving == ENDED
+                    or self.is_multishot())
+
     cdef int on_readable(self) except -1:
         """A poll has reported input: receive it, behind what this turn has scheduled."""
-        if self.paused or self.stash or self.receiving == ENDED or self.life >= CLOSING:
+        if not self.may_receive():
             # The next poll reports it again.
             return 0
         if self.is_busy_turn():
