@@ -38,6 +38,7 @@ endif
 
 BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
                    -o -path 'uringloop/*.h' -o -path 'uringloop/_softring/*.c' \
+                   -o -path 'uringloop/testing/simul*.c' \
                    -o -path 'uringloop/_cpython/compiled.c')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
 LINTED = noxfile.py setup.py uringloop tests benchmarks examples docs

@@ -88,7 +88,7 @@ def module_name(source: Path) -> str:
 
 def handwritten() -> list[Path]:
     """Return the C files that Cython has not generated."""
-    sources = Path("uringloop").glob("_*/*.c")
+    sources = Path("uringloop").glob("*/*.c")
     return sorted(source for source in sources if not is_generated(source))
 
 
@@ -154,7 +154,9 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
         sorted(path for path in Path("uringloop").glob("*/*.pyx") if path.parent.name != "bench")
     )
     write_modules_header(sources)
-    headers = sorted(Path("uringloop").glob("_*/*.h"))
+    headers = sorted(
+        path for path in Path("uringloop").glob("*/*.h") if path.parent.name != "bench"
+    )
     made = [
         Extension(
             module_name(source),

@@ -6,7 +6,6 @@
 #include "_softring/files.h"
 
 #include "_kernel/files.h"
-#include "_softring/faults.h"
 #include "_softring/queue.h"
 #include "_softring/threads.h"
 #include "_softring/waits.h"
@@ -54,7 +53,7 @@ static int soft_keep_names(soft_request *request) {
 }
 
 /* Posts the completions of a finished chain. */
-static void soft_finish_chain(softring *s, soft_request *chain) {
+void soft_finish_chain(softring *s, soft_request *chain) {
     soft_request *linked;
 
     for (; chain != NULL; chain = linked) {
@@ -67,44 +66,9 @@ static void soft_finish_chain(softring *s, soft_request *chain) {
     }
 }
 
-/* Executes a chain here, in the simulation's order and not in that of threads; unless it waits for
- * another program. A slow disk completes it later. */
-static bool soft_simulate_chain(softring *s, soft_request *chain) {
-    soft_request *request, **place;
-
-    for (request = chain; request != NULL; request = request->linked) {
-        assert(request == chain || request->work == SOFT_WORK_LINKED);
-        if (soft_waits_for_peer(request))
-            return false;
-    }
-    soft_perform_chain(chain, true);
-    chain->due_ns = s->simulation->clock_ns + soft_disk_delay(s);
-    if (chain->due_ns == s->simulation->clock_ns) {
-        soft_finish_chain(s, chain);
-        return true;
-    }
-    for (request = chain; request != NULL; request = request->linked)
-        request->state = SOFT_HELD;
-    for (place = &s->held; *place != NULL && (*place)->due_ns <= chain->due_ns;)
-        place = &(*place)->next;
-    chain->next = *place;
-    *place = chain;
-    return true;
-}
-
-/* Posts the completions of what a simulated slow disk has finished by now. */
-void soft_take_held(softring *s) {
-    soft_request *chain;
-
-    while ((chain = s->held) != NULL && chain->due_ns <= s->simulation->clock_ns) {
-        s->held = chain->next;
-        soft_finish_chain(s, chain);
-    }
-}
-
 /* Makes a thread execute a chain; without any, executes it here. */
 static void soft_queue(softring *s, soft_request *chain) {
-    if (s->simulation != NULL && soft_simulate_chain(s, chain))
+    if (s->world != NULL && s->world->perform(s->world->owner, s, chain))
         return;
     if ((s->pool != NULL || soft_open_pool(s) == 0) && soft_give(s->pool, chain))
         return;
@@ -139,6 +103,11 @@ static bool soft_is_stream(int fd) {
 
     return fstat(fd, &found) == 0 && !S_ISREG(found.st_mode) && !S_ISDIR(found.st_mode) &&
            !S_ISBLK(found.st_mode);
+}
+
+/* Returns whether a request is a transfer that may block on a peer. */
+bool soft_may_wait(const struct io_uring_sqe *sqe) {
+    return soft_transfers(sqe) && soft_is_stream(sqe->fd);
 }
 
 /* Makes a thread execute a transfer that is only possible with blocking calls: of a terminal, or of
@@ -194,19 +163,12 @@ static bool soft_try_file(softring *s, soft_request *request, uint32_t events) {
     return false;
 }
 
-/* Lets a simulated disk disturb a request that is about to start. */
-static void soft_disturb(softring *s, soft_request *request) {
-    soft_leave_out(s, request);
-    if (!soft_transfers(&request->sqe) || !soft_is_stream(request->sqe.fd))
-        request->failure = soft_disk_failure(s, &request->sqe);
-}
-
 /* Starts a request that is not linked. */
 static void soft_start(softring *s, soft_request *request) {
     const struct io_uring_sqe *sqe = &request->sqe;
     int res = -EPERM;
 
-    if (soft_transfers(sqe) && soft_is_stream(sqe->fd))
+    if (soft_may_wait(sqe))
         res = soft_await(s, request, soft_writes(sqe) ? EPOLLOUT : EPOLLIN | EPOLLRDHUP,
                          soft_try_file);
     /* epoll does not accept /dev/null and the like, which do not block. */
@@ -256,8 +218,8 @@ void soft_submit_file(softring *s, const struct io_uring_sqe *sqe, soft_chain *c
         soft_post(s, sqe->user_data, res, 0);
     else if (res < 0)
         soft_finish(s, request, res, 0);
-    else if (s->simulation != NULL)
-        soft_disturb(s, request);
+    else if (s->world != NULL)
+        s->world->begin(s->world->owner, request);
     chain->failed |= linked && res < 0;
     chain->open = opens;
     if (res == 0 && linked)

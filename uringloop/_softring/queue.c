@@ -1,8 +1,6 @@
 /* The completions of a software ring, and its requests in flight. */
 #include "_softring/queue.h"
 
-#include "_softring/faults.h"
-
 /* ── completions ────────────────────────────────────────────────────────────────────────────── */
 
 unsigned soft_ready(const softring *s) {
@@ -13,7 +11,7 @@ unsigned soft_ready(const softring *s) {
  * receives, wait. */
 bool soft_has_room(const softring *s) {
     return s->overflow == NULL && soft_ready(s) < s->queues.cq.ring_entries &&
-           !soft_fault(s, SOFT_FAULT_OVERFLOW);
+           !soft_chooses(s, SOFT_NO_ROOM);
 }
 
 /* Makes the owner enter again before it sleeps. */

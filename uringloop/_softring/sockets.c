@@ -4,13 +4,10 @@
 #include "_softring/sockets.h"
 
 #include <limits.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/uio.h>
 
 #include "_kernel/sockets.h"
-#include "_softring/faults.h"
 #include "_softring/queue.h"
 #include "_softring/waits.h"
 
@@ -80,20 +77,21 @@ static ssize_t soft_receive_message(const soft_request *request,
     return res + (ssize_t)before;
 }
 
-static ssize_t soft_receive_once(softring *s, soft_request *request,
-                                 const struct io_uring_buf *buffer, size_t size) {
+ssize_t soft_receive_now(const soft_request *request, const struct io_uring_buf *buffer,
+                         size_t size) {
     ssize_t res;
 
     if (request->sqe.opcode == IORING_OP_RECVMSG)
         return soft_receive_message(request, buffer);
-    if (soft_is_deaf(request))
-        return -EAGAIN;
-    res = soft_failure(s);
-    if (res < 0)
-        return res;
     res = recv(request->sqe.fd, (void *)(uintptr_t)buffer->addr, size,
                (int)request->sqe.msg_flags | MSG_DONTWAIT);
-    return soft_ended_by(s, request->sqe.fd, res < 0 ? -errno : res, true);
+    return res < 0 ? -errno : res;
+}
+
+static ssize_t soft_receive_once(softring *s, soft_request *request,
+                                 const struct io_uring_buf *buffer, size_t *size) {
+    return s->world == NULL ? soft_receive_now(request, buffer, *size)
+                            : s->world->receive(s->world->owner, request, buffer, size);
 }
 
 /* The outcome of an attempt. */
@@ -103,28 +101,6 @@ typedef enum soft_outcome {
     SOFT_WAIT,  /* there is no more */
     SOFT_ENDED, /* the request has completed */
 } soft_outcome;
-
-/* Notes what a TCP socket had sent when it received: TCP_INFO has the times of both in ticks of the
- * kernel's clock, and most answers come within the same tick. */
-static void soft_note_bytes(softring *s, int fd) {
-    /* Of struct tcp_info in linux/tcp.h; older headers have less of it. */
-    enum { RECEIVED = 128, SENT = 200, SENT_AGAIN = 208, SIZE = 216 };
-    char info[SIZE];
-    socklen_t size = SIZE;
-    uint64_t again;
-    soft_bytes *bytes;
-
-    if (s->simulation == NULL || fd >= s->watches_size)
-        return;
-    bytes = &s->watches[fd].bytes;
-    memset(bytes, 0, sizeof(*bytes));
-    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &size) < 0 || size < SIZE)
-        return;
-    memcpy(&bytes->received, info + RECEIVED, sizeof(bytes->received));
-    memcpy(&bytes->sent, info + SENT, sizeof(bytes->sent));
-    memcpy(&again, info + SENT_AGAIN, sizeof(again));
-    bytes->sent -= again;
-}
 
 /* Receives into the next buffer. */
 static soft_outcome soft_receive(softring *s, soft_request *request) {
@@ -140,13 +116,13 @@ static soft_outcome soft_receive(softring *s, soft_request *request) {
         soft_call_again(s);
         return SOFT_LATER;
     }
-    if (buffer == NULL || soft_fault(s, SOFT_FAULT_STARVED)) {
+    if (buffer == NULL || soft_chooses(s, SOFT_NO_BUFFER)) {
         s->starved = true;
         soft_finish(s, request, -ENOBUFS, 0);
         return SOFT_ENDED;
     }
-    size = soft_shorten(s, buffer->len);
-    res = soft_receive_once(s, request, buffer, size);
+    size = buffer->len;
+    res = soft_receive_once(s, request, buffer, &size);
     if (res == -EINTR) {
         /* Not again at once: a filter may return it for every call. */
         soft_call_again(s);
@@ -158,15 +134,14 @@ static soft_outcome soft_receive(softring *s, soft_request *request) {
         soft_finish(s, request, (int)res, 0);
         return SOFT_ENDED;
     }
-    soft_note_bytes(s, request->sqe.fd);
     flags = soft_take_buffer(group);
-    if (request->mode == SOFT_ONCE || soft_fault(s, SOFT_FAULT_ENDED)) {
+    if (request->mode == SOFT_ONCE || soft_chooses(s, SOFT_MULTISHOT_ENDS)) {
         soft_finish(s, request, (int)res, flags);
         return SOFT_ENDED;
     }
     soft_post(s, request->sqe.user_data, (int)res, flags | IORING_CQE_F_MORE);
-    /* A receive that does not fill the buffer has taken all, except with datagrams, or where passed
-     * descriptors separate the bytes. */
+    /* A receive that gets less than it has asked for has taken all, except with datagrams, or where
+     * passed descriptors separate the bytes. */
     return request->sqe.opcode == IORING_OP_RECVMSG || (size_t)res == size ? SOFT_GO_ON
                                                                             : SOFT_LATER;
 }
@@ -180,8 +155,8 @@ static void soft_submit_receive(softring *s, soft_request *request) {
         message = (const struct msghdr *)(uintptr_t)request->sqe.addr;
         request->sqe.addr3 = message->msg_namelen;
         request->sqe.__pad2[0] = message->msg_controllen;
-    } else if (request->mode == SOFT_BY_LEVEL) {
-        soft_begin_multishot(s, request);
+    } else if (request->mode == SOFT_BY_LEVEL && s->world != NULL) {
+        s->world->begin(s->world->owner, request);
     }
     /* A multishot receive is registered anyway, and epoll reports what is there. */
     if (request->mode == SOFT_ONCE && !(request->sqe.ioprio & IORING_RECVSEND_POLL_FIRST) &&
@@ -221,47 +196,25 @@ static void soft_advance(soft_request *request, size_t count) {
     }
 }
 
-/* Sends a part of the data, as a simulated kernel may. Returns 0 if it does not. */
-static ssize_t soft_send_some(softring *s, const struct io_uring_sqe *sqe,
-                              const struct msghdr *message, size_t sent, int flags) {
-    const char *bytes = (const char *)(uintptr_t)sqe->addr + sent;
-    size_t size = sqe->len - sent, some;
-    ssize_t res = soft_failure(s);
+ssize_t soft_send_now(const struct io_uring_sqe *sqe, const struct msghdr *message, size_t sent) {
+    int flags = (int)(sqe->msg_flags & ~(unsigned)MSG_WAITALL) | MSG_DONTWAIT;
+    const char *bytes = (const char *)(uintptr_t)sqe->addr;
+    ssize_t res;
 
+    if (message != NULL)
+        res = uring_send_message(sqe->fd, message, flags);
+    else
+        res = send(sqe->fd, bytes + sent, sqe->len - sent, flags);
     if (res < 0)
-        return res;
-    if (message != NULL) {
-        if (message->msg_controllen || message->msg_iovlen == 0)
-            return 0;
-        bytes = message->msg_iov->iov_base;
-        size = message->msg_iov->iov_len;
-    }
-    some = soft_shorten(s, size);
-    if (some == size)
-        return 0;
-    res = send(sqe->fd, bytes, some, flags);
-    return res < 0 ? -errno : res;
+        /* After an interruption the send waits for room, like one that found none. */
+        res = errno == EINTR ? -EAGAIN : -errno;
+    return res;
 }
 
 static ssize_t soft_send_once(softring *s, const struct io_uring_sqe *sqe,
                               const struct msghdr *message, size_t sent) {
-    int flags = (int)(sqe->msg_flags & ~(unsigned)MSG_WAITALL) | MSG_DONTWAIT;
-    ssize_t res = 0;
-
-    /* Only with MSG_WAITALL: a datagram cannot be sent in part. */
-    if (s->simulation != NULL && sqe->msg_flags & MSG_WAITALL)
-        res = soft_fault(s, SOFT_FAULT_LATE) ? -EAGAIN
-                                             : soft_send_some(s, sqe, message, sent, flags);
-    if (res != 0)
-        return res;
-    if (message != NULL)
-        res = uring_send_message(sqe->fd, message, flags);
-    else
-        res = send(sqe->fd, (const char *)(uintptr_t)sqe->addr + sent, sqe->len - sent, flags);
-    if (res < 0)
-        /* After an interruption the send waits for room, like one that found none. */
-        res = errno == EINTR ? -EAGAIN : -errno;
-    return soft_ended_by(s, sqe->fd, res, false);
+    return s->world == NULL ? soft_send_now(sqe, message, sent)
+                            : s->world->send(s->world->owner, sqe, message, sent);
 }
 
 /* Copies the vectors of what a blocked sendmsg still has to send: the caller may reuse its own. */
@@ -337,7 +290,7 @@ static void soft_submit_send(softring *s, const struct io_uring_sqe *sqe) {
 static void soft_poll(softring *s, soft_request *request, uint32_t events) {
     uint32_t told = events & (request->events | EPOLLERR | EPOLLHUP);
 
-    if (request->mode == SOFT_ONCE || soft_fault(s, SOFT_FAULT_ENDED))
+    if (request->mode == SOFT_ONCE || soft_chooses(s, SOFT_MULTISHOT_ENDS))
         soft_finish(s, request, (int)told, 0);
     else if (soft_has_room(s))
         soft_post(s, request->sqe.user_data, (int)told, IORING_CQE_F_MORE);
@@ -426,8 +379,8 @@ static bool soft_attempt(softring *s, soft_request *request, uint32_t events) {
     case IORING_OP_SEND:
     case IORING_OP_SENDMSG:
         soft_send_on(s, request);
-        /* A simulated short send leaves room in the socket. */
-        return s->simulation != NULL;
+        /* A world may have sent less than the socket has room for. */
+        return s->world != NULL;
     case IORING_OP_POLL_ADD:
         soft_poll(s, request, events);
         return false;

@@ -1,10 +1,7 @@
 /* A software ring: opening and closing it, entering it, submitting, cancelling. */
 #include "_softring/softring.h"
 
-#include <poll.h>
-
 #include "_kernel/clock.h"
-#include "_softring/faults.h"
 #include "_softring/files.h"
 #include "_softring/queue.h"
 #include "_softring/sockets.h"
@@ -81,10 +78,10 @@ static void soft_abandon(softring *s, soft_request *request) {
         soft_stop_work(s, request);
 }
 
-/* Closes the descriptor that a request has opened whose completion is held back. */
+/* Closes the descriptor that a request has opened whose completion is still to come. */
 static void soft_close_opened(softring *s, soft_request *request) {
     (void)s;
-    if (request->state == SOFT_HELD && request->sqe.opcode == IORING_OP_OPENAT && request->res >= 0)
+    if (request->state == SOFT_KEPT && request->sqe.opcode == IORING_OP_OPENAT && request->res >= 0)
         close(request->res);
 }
 
@@ -133,38 +130,21 @@ void softring_enable(softring *s) {
 
 /* ── cancelling ─────────────────────────────────────────────────────────────────────────────── */
 
-/* Ends a request that waits for a descriptor. */
-static void soft_end(softring *s, soft_request *request) {
-    int fd = request->sqe.fd;
-
-    soft_finish(s, request, request->sent ? (int)request->sent : -ECANCELED, 0);
-    soft_drop_watch(s, fd);
-}
-
-/* Like a kernel whose cancel comes late: continues a request, and maybe ends it later. */
-static bool soft_overtake(softring *s, soft_request *request) {
-    bool happens = soft_fault(s, SOFT_FAULT_OVERTAKEN);
-
-    if (happens) {
-        request->cancel_pending = soft_fault(s, SOFT_FAULT_OVERTAKEN);
-        if (request->sqe.opcode != IORING_OP_POLL_ADD)
-            request->attempt(s, request, request->events);
-    }
-    return happens;
-}
-
 /* Cancels a request if possible. Like the kernel's, a send in progress returns what it has sent. */
 static int soft_cancel(softring *s, uint64_t user_data) {
     soft_request *request = soft_find(s, user_data);
+    bool late;
 
     if (request == NULL)
         return -ENOENT;
-    if (request->state == SOFT_WAITING && soft_overtake(s, request)) {
+    if (s->world != NULL && request->state == SOFT_WAITING) {
+        late = s->world->overtakes(s->world->owner, s, request);
+        /* The request may have gone on, and have ended. */
         request = soft_find(s, user_data);
         if (request == NULL)
             return -ENOENT;
-        /* Unless the attempt has given it to a thread, which is interrupted below. */
-        if (request->cancel_pending && request->state == SOFT_WAITING)
+        /* A thread may have the request by now; then it is interrupted below. */
+        if (late && request->state == SOFT_WAITING)
             return -EALREADY;
     }
     if (request->state == SOFT_WAITING) {
@@ -236,7 +216,8 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     for (;;) {
         /* Post what is kept first: the loop must not sleep while there is a completion. */
         soft_take_results(s);
-        soft_take_held(s);
+        if (s->world != NULL)
+            s->world->complete(s->world->owner, s);
         soft_flush_overflow(s);
         enough = soft_ready(s) >= wanted;
         res = soft_look(s, enough ? 0 : left);
@@ -258,16 +239,6 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     }
 }
 
-/* Ends a waiting request whose cancel a simulated kernel has delayed. */
-static void soft_end_cancelled(softring *s, soft_request *request) {
-    if (request->cancel_pending && request->state == SOFT_WAITING)
-        soft_end(s, request);
-}
-
-static bool soft_is_waiting(const softring *s) {
-    return s->simulation != NULL && s->simulation->waiting;
-}
-
 int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeout_ns) {
     int submitted, res = 0;
 
@@ -275,16 +246,14 @@ int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeou
         return -EBADFD;
     if (!pthread_equal(s->owner, pthread_self()))
         return -EEXIST;
-    if (!soft_is_waiting(s) && soft_fault(s, SOFT_FAULT_BUSY))
-        return soft_fault(s, SOFT_FAULT_BUSY) ? -EBUSY : -EAGAIN;
-    if (s->simulation != NULL)
-        soft_walk(s, soft_end_cancelled);
+    if (s->world != NULL && (res = s->world->enter(s->world->owner, s)) < 0)
+        return res;
     submitted = soft_submit(s);
     if (s->lost) {
         s->lost = false;
         return -EBADR;
     }
-    if (get_events && wanted && !soft_is_waiting(s) && soft_fault(s, SOFT_FAULT_INTERRUPTED))
+    if (get_events && wanted && soft_chooses(s, SOFT_WAIT_INTERRUPTED))
         res = -EINTR;
     else if (get_events)
         res = soft_get_events(s, wanted, timeout_ns);
@@ -296,7 +265,8 @@ void softring_post(softring *s, uint64_t user_data, int res, unsigned flags) {
 }
 
 bool softring_is_due(softring *s) {
-    if (s->quiet_looks < SOFT_QUIET_LOOKS || s->simulation != NULL)
+    /* How often a ring with a world looks must not depend on the real time. */
+    if (s->quiet_looks < SOFT_QUIET_LOOKS || s->world != NULL)
         return true;
     return uring_clock_ns() - s->last_look_ns >= SOFT_LOOK_EVERY_NS;
 }
@@ -322,7 +292,7 @@ void softring_limit_workers(softring *s, unsigned most) {
 int softring_accept(softring *s, int fd, struct sockaddr *name, socklen_t *size) {
     int res;
 
-    if (soft_fault(s, SOFT_FAULT_NO_FILES))
+    if (soft_chooses(s, SOFT_NO_DESCRIPTOR))
         return -EMFILE;
     res = accept4(fd, name, size, SOCK_NONBLOCK | SOCK_CLOEXEC);
     return res < 0 ? -errno : res;
@@ -342,58 +312,20 @@ int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
     return soft_join_accept_epoll(s, accept_epoll_fd, data);
 }
 
-/* ── for loops that simulate a kernel ───────────────────────────────────────────────────────── */
+/* ── the world ──────────────────────────────────────────────────────────────────────────────── */
 
-void softring_simulate(softring *s, soft_simulation *simulation) {
-    s->simulation = simulation;
+void softring_set_world(softring *s, const soft_world *world) {
+    s->world = world;
 }
 
 void softring_succeed(softring *s, const softring *old) {
-    s->simulation = old->simulation;
-}
-
-softring_works softring_work(softring *s) {
-    return soft_work_now(s);
-}
-
-bool softring_is_idle(softring *s) {
-    const struct io_uring_sq *sq = &s->queues.sq;
-    /* poll(2), since epoll_wait(2) would consume the events. */
-    struct pollfd look = {.fd = s->epoll_fd, .events = POLLIN};
-
-    return *sq->khead == *sq->ktail && soft_ready(s) == 0 && s->overflow == NULL &&
-           !soft_has_task_work(s) && softring_held_until(s) > s->simulation->clock_ns &&
-           poll(&look, 1, 0) == 0;
-}
-
-int64_t softring_held_until(const softring *s) {
-    return s->held == NULL ? INT64_MAX : s->held->due_ns;
-}
-
-unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size) {
-    const soft_request *request;
-    unsigned count = 0;
-    int fd;
-
-    for (fd = 0; fd < s->watches_size; fd++)
-        for (request = s->watches[fd].first; request != NULL; request = request->next) {
-            if (count < size) {
-                fds[count] = fd;
-                events[count] = request->events;
-            }
-            count++;
-        }
-    return count;
-}
-
-soft_bytes softring_bytes(const softring *s, int fd) {
-    return fd < s->watches_size ? s->watches[fd].bytes : (soft_bytes){0};
-}
-
-int softring_ended_by(const softring *s, int fd, int res) {
-    return (int)soft_ended_by(s, fd, res, true);
+    s->world = old->world;
 }
 
 bool softring_misses_ends(const softring *s) {
-    return s->simulation != NULL && s->simulation->chance[SOFT_FAULT_MISSED_END] != 0;
+    return s->world != NULL && s->world->misses_ends(s->world->owner);
+}
+
+int softring_ended_by(const softring *s, int fd, int res) {
+    return s->world == NULL ? res : s->world->ended_by(s->world->owner, fd, res);
 }

@@ -19,9 +19,7 @@
 #include <sys/socket.h>
 
 #include "_kernel/io_uring.h"
-#include "_softring/simulation.h"
-
-typedef struct softring softring;
+#include "_softring/world.h"
 
 /* Makes a ring, and sets *queues* to its queues. The caller closes it. On failure returns NULL and
  * sets *error*, and *call* to the name of the call that has failed. */
@@ -68,37 +66,16 @@ int softring_accept(softring *s, int fd, struct sockaddr *name, socklen_t *size)
 /* Limits the number of threads for files. */
 void softring_limit_workers(softring *s, unsigned most);
 
-/* ── for loops that simulate a kernel ───────────────────────────────────────────────────────── */
+/* Replaces the kernel by *world* (world.h), until the ring is closed; NULL for the kernel. */
+void softring_set_world(softring *s, const soft_world *world);
 
-/* Lets *simulation* decide, from now on and until the ring is closed; NULL for none. */
-void softring_simulate(softring *s, soft_simulation *simulation);
-
-/* Lets the simulation of *old*, if it has one, decide in the ring that replaces it. */
+/* Gives a ring the world of the ring that it replaces. */
 void softring_succeed(softring *s, const softring *old);
 
-/* Returns what the threads for files do. */
-softring_works softring_work(softring *s);
-
-/* Returns whether an enter would find nothing: no submission, event, result or completion. */
-bool softring_is_idle(softring *s);
-
-/* Returns when a simulated slow disk completes its next operation, on the simulation's clock;
- * INT64_MAX if it has none. */
-int64_t softring_held_until(const softring *s);
-
-/* Stores the descriptors that requests wait for, at most *size*, and what each waits for (the
- * events of poll(2)). Returns how many there are. */
-unsigned softring_waits(softring *s, int *fds, unsigned *events, unsigned size);
-
-/* Returns what a TCP socket had received and sent when the ring last received from the descriptor
- * *fd*; zeros if it never has. */
-soft_bytes softring_bytes(const softring *s, int fd);
-
-/* Returns whether a multishot receive may miss the end of its connection, as those of kernels do. */
+/* Returns whether a multishot receive may miss the end of its connection. */
 bool softring_misses_ends(const softring *s);
 
-/* Returns *res*, which has ended receiving from a socket, or the error that stands for it in a
- * simulation; see soft_end_with(). */
+/* Returns what has ended a stream of which recv(2) has returned *res*: 0 at EOF, or -errno. */
 int softring_ended_by(const softring *s, int fd, int res);
 
 #endif

@@ -1,6 +1,6 @@
-/* The structures of the software ring, for its own files only. Each file calls those above it:
+/* The structures of the software ring, for its own files, and for a world (world.h) that needs to
+ * look into the ring. Each file calls those above it:
  *
- * faults.c    the faults of a simulated kernel
  * queue.c     completions, and the requests in flight
  * waits.c     requests that wait for a descriptor, by epoll
  * sockets.c   the operations of sockets, and polls
@@ -32,10 +32,7 @@
 #include <unistd.h>
 
 #include "_kernel/io_uring.h"
-#include "_softring/simulation.h"
-
-typedef struct softring softring;
-typedef struct soft_request soft_request;
+#include "_softring/world.h"
 
 /* Retries a request whose descriptor has *events*; returns whether the descriptor may have more. */
 typedef bool soft_try(softring *s, soft_request *request, uint32_t events);
@@ -57,7 +54,7 @@ typedef enum soft_states {
     SOFT_NEW,     /* in no list */
     SOFT_WAITING, /* waits for a descriptor, in the list of its watch */
     SOFT_GIVEN,   /* given to the threads; the ring has not taken the result yet */
-    SOFT_HELD,    /* done; a simulated slow disk completes it later */
+    SOFT_KEPT,    /* executed by the world, which completes it later */
 } soft_states;
 
 /* How epoll reports the events that a request waits for; a descriptor gets the last of these that
@@ -96,9 +93,7 @@ struct soft_request {
     struct iovec *vectors;         /* what a blocked sendmsg still has to send; owned */
     size_t vector_count;
     size_t sent;                   /* bytes that have been sent */
-    unsigned left_out;             /* bytes that a simulated short transfer leaves out */
-    int failure;                   /* the result that a simulated disk gives it, or 0 */
-    int64_t due_ns;                /* of a HELD chain: when it completes, on the simulated clock */
+    uint64_t note;                 /* the world's own; 0 at first */
     char *held;                    /* memory that a thread uses in place of the caller's; owned */
     void *answer;                  /* the caller's memory that the thread's result is copied to */
     soft_states state;
@@ -110,9 +105,6 @@ struct soft_request {
     int alarm;                     /* the timer that interrupts the thread repeatedly, or -1 */
     int res;                       /* the thread's result */
     bool blocks_on_peer;           /* a thread may block on a peer: on a terminal or a pipe */
-    bool cancel_pending;           /* it is WAITING: a simulated kernel ends it in the next enter */
-    bool misses_end;               /* a simulated kernel's receive; see soft_is_deaf() */
-    bool deaf;                     /* it has missed the end, and only receives what is there */
 };
 
 /* The linked requests that are being submitted. The last one has no IOSQE_IO_LINK. */
@@ -130,7 +122,6 @@ typedef struct soft_watch {
     uint32_t generation;    /* in its events; a later file of the same number has another one */
     bool known;             /* epoll may have an entry for it */
     bool has_lasting_error; /* an error or hang-up that stays and ends no request */
-    soft_bytes bytes;       /* of a simulated ring: of TCP, when the ring has last received */
 } soft_watch;
 
 /* A ring of provided buffers: the owner's memory, and the head, which the kernel would keep. */
@@ -188,10 +179,15 @@ struct softring {
     soft_overflow *overflow_last;
     soft_group groups[SOFT_GROUPS_MAX];
     soft_pool *pool;
-    soft_simulation *simulation; /* of a loop for tests, which owns it; or NULL */
-    soft_request *held;          /* chains that a simulated slow disk completes, the first first */
-    unsigned quiet_looks; /* looks (softring.c) in a row that found no event */
+    const soft_world *world; /* borrowed; NULL: the kernel itself */
+    soft_request *kept;      /* chains that are SOFT_KEPT, in the world's order */
+    unsigned quiet_looks;    /* looks (softring.c) in a row that found no event */
     int64_t last_look_ns;
 };
+
+/* Returns whether the ring has this outcome now, because its world chooses it. */
+static inline bool soft_chooses(const softring *s, soft_choices outcome) {
+    return s->world != NULL && s->world->chooses(s->world->owner, outcome);
+}
 
 #endif

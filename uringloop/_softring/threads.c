@@ -31,7 +31,6 @@
 
 #include "_kernel/files.h"
 #include "_kernel/wakeup.h"
-#include "_softring/faults.h"
 #include "_softring/queue.h"
 #include "_softring/waits.h"
 
@@ -51,18 +50,8 @@
 
 /* ── chains ─────────────────────────────────────────────────────────────────────────────────── */
 
-/* Shortens a transfer, for a simulated kernel. */
-void soft_leave_out(const softring *s, soft_request *request) {
-    struct io_uring_sqe *sqe = &request->sqe;
-    unsigned size = sqe->len;
-
-    if (sqe->opcode == IORING_OP_READ || sqe->opcode == IORING_OP_WRITE) {
-        sqe->len = (unsigned)soft_shorten(s, size);
-        request->left_out = size - sqe->len;
-    }
-}
-
-static size_t soft_bytes_asked(const soft_request *request) {
+/* Returns how many bytes a transfer has to have, so that its chain goes on. */
+size_t soft_bytes_asked(const soft_request *request) {
     const struct io_uring_sqe *sqe = &request->sqe;
     const struct iovec *vectors = (const struct iovec *)(uintptr_t)sqe->addr;
     size_t size = 0;
@@ -71,7 +60,7 @@ static size_t soft_bytes_asked(const soft_request *request) {
     switch (sqe->opcode) {
     case IORING_OP_READ:
     case IORING_OP_WRITE:
-        return sqe->len + request->left_out;
+        return sqe->len;
     case IORING_OP_READV:
     case IORING_OP_WRITEV:
         for (i = 0; i < sqe->len; i++)
@@ -88,10 +77,9 @@ void soft_perform_chain(soft_request *request, bool here) {
     bool broken = false;
 
     for (; request != NULL; request = request->linked) {
-        request->res = broken             ? -ECANCELED
-                       : request->failure ? request->failure
-                       : here             ? uring_perform_here(&request->sqe)
-                                          : uring_perform(&request->sqe);
+        request->res = broken ? -ECANCELED
+                       : here ? uring_perform_here(&request->sqe)
+                              : uring_perform(&request->sqe);
         /* Only for linked requests: the vectors of a single one may have been freed by now. */
         broken = request->linked != NULL &&
                  (request->res < 0 || (size_t)request->res < soft_bytes_asked(request));
@@ -242,27 +230,6 @@ bool soft_waits_for_peer(const soft_request *request) {
     if (request->sqe.opcode == IORING_OP_OPENAT)
         return fstatat(request->sqe.fd, path, &found, 0) == 0 && S_ISFIFO(found.st_mode);
     return request->blocks_on_peer;
-}
-
-/* Returns what the threads do, for a loop for tests. */
-softring_works soft_work_now(softring *s) {
-    const soft_request *request;
-    softring_works found = SOFTRING_NO_WORK;
-    unsigned bucket;
-
-    if (s->pool == NULL)
-        return found;
-    pthread_mutex_lock(&s->pool->lock);
-    for (bucket = 0; bucket < s->table_size; bucket++)
-        for (request = s->table[bucket]; request != NULL; request = request->hashed)
-            if (request->state != SOFT_GIVEN)
-                continue;
-            else if (request->work != SOFT_WORK_RUNNING || !soft_waits_for_peer(request))
-                found = SOFTRING_WORKS;
-            else if (found == SOFTRING_NO_WORK)
-                found = SOFTRING_WAITS;
-    pthread_mutex_unlock(&s->pool->lock);
-    return found;
 }
 
 static void *soft_work(void *argument) {

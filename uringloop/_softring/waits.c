@@ -16,7 +16,6 @@
 
 #include "_kernel/clock.h"
 #include "_kernel/compat.h"
-#include "_softring/faults.h"
 #include "_softring/queue.h"
 
 /* Watches beyond the requested one for which the table gets room when it grows. */
@@ -180,6 +179,14 @@ bool soft_drop_watch(softring *s, int fd) {
     return epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, fd, &event) == 0;
 }
 
+/* Ends a request that waits for a descriptor, because it is cancelled. */
+void soft_end(softring *s, soft_request *request) {
+    int fd = request->sqe.fd;
+
+    soft_finish(s, request, request->sent ? (int)request->sent : -ECANCELED, 0);
+    soft_drop_watch(s, fd);
+}
+
 /* Registers what the requests of a descriptor need; ends them if their file has gone. */
 static void soft_register_all(softring *s, int fd) {
     soft_watch *watch = &s->watches[fd];
@@ -238,7 +245,7 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
         next = request->next;
         if (!(event->events & (request->events | EPOLLERR | EPOLLHUP)))
             continue;
-        left |= soft_fault(s, SOFT_FAULT_LATE) || request->attempt(s, request, event->events);
+        left |= soft_chooses(s, SOFT_EVENT_LATE) || request->attempt(s, request, event->events);
     }
     soft_renew(s, fd, event->events, left);
 }
@@ -278,8 +285,11 @@ static void soft_replace_epoll(softring *s) {
 }
 
 static int soft_wait(softring *s, struct epoll_event *events, int64_t timeout_ns) {
-    int count = uring_epoll_wait(s->epoll_fd, events, SOFT_EVENTS_MAX, timeout_ns);
+    int count;
 
+    if (s->world != NULL)
+        return s->world->wait(s->world->owner, s->epoll_fd, events, SOFT_EVENTS_MAX, timeout_ns);
+    count = uring_epoll_wait(s->epoll_fd, events, SOFT_EVENTS_MAX, timeout_ns);
     return count < 0 ? -errno : count;
 }
 
@@ -327,7 +337,6 @@ int soft_look(softring *s, int64_t timeout_ns) {
         return 0;
     }
     s->quiet_looks = 0;
-    soft_shuffle(s, events, count);
     for (i = 0; i < count; i++)
         if (events[i].data.u64 != SOFT_POOL_DATA)
             soft_on_event(s, &events[i]);

@@ -10,6 +10,7 @@ int soft_await(softring *s, soft_request *request, uint32_t events, soft_try *at
 void soft_finish(softring *s, soft_request *request, int res, unsigned flags);
 void soft_leave_watch(softring *s, soft_request *request);
 bool soft_drop_watch(softring *s, int fd);
+void soft_end(softring *s, soft_request *request);
 bool soft_fall_asleep(softring *s);
 void soft_wake_up(softring *s);
 int soft_join_accept_epoll(softring *s, int accept_epoll_fd, uint64_t data);

@@ -6,33 +6,33 @@ from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore
 
 
-cdef extern from "_softring/simulation.h":
-    const uint64_t SOFT_ALWAYS
+cdef extern from "testing/simulation.h":
+    const uint64_t SIMULATION_ALWAYS
     enum:
-        SOFT_FAULT_KINDS
-    ctypedef uint64_t soft_chooser(void *owner, uint64_t limit) noexcept nogil
-    struct soft_simulation:
+        FAULT_KINDS
+    ctypedef uint64_t simulation_chooser(void *owner, uint64_t limit) noexcept nogil
+    ctypedef struct simulation:
         uint64_t state
-        soft_chooser *choose
+        simulation_chooser *choose
         void *owner
         int64_t clock_ns
         bint waiting
         uint64_t *chance
         uint64_t *happened
-    uint64_t soft_random_below(soft_simulation *simulation, uint64_t limit)
-    bint soft_happens(soft_simulation *simulation, uint64_t chance)
-    int soft_end_with(soft_simulation *simulation, uint64_t inode, int error)
-    void soft_clear(soft_simulation *simulation)
+    uint64_t simulation_random_below(simulation *kernel, uint64_t limit)
+    bint simulation_happens(simulation *kernel, uint64_t chance)
+    int simulation_end_with(simulation *kernel, uint64_t inode, int error)
+    void simulation_clear(simulation *kernel)
 
 
 cdef class TestingCore(LoopCore):
-    cdef soft_simulation simulation  # lent to the ring; its random numbers are this loop's
+    cdef simulation kernel      # the ring's world; its random numbers are this loop's
     cdef object choices         # a random.Random that chooses in place of the seed, or None
     cdef object choice_failed   # the exception that it has raised, if nobody has seen it; or None
     cdef bint choices_ended     # it has raised one: the choices are 0 from then on
     cdef double clock           # seconds; it stands still while a callback can run
     cdef int trace_fd           # -1: no trace
-    cdef uint64_t stall         # the chance of a stall in each turn, of SOFT_ALWAYS
+    cdef uint64_t stall         # the chance of a stall in each turn, of SIMULATION_ALWAYS
     cdef uint64_t stalls        # that have happened
     cdef bint shuffles          # whether the seed chooses the order
     cdef uintptr_t maker        # the address of the task that has made the newest timer

@@ -51,25 +51,25 @@ cdef extern from "unistd.h" nogil:
     ssize_t write(int fd, const void *data, size_t size)
 
 
-cdef extern from "_softring/softring.h" nogil:
+cdef extern from "testing/simulation.h" nogil:
     struct softring:
         pass
-    struct soft_bytes:
+    struct simulation_bytes:
         uint64_t received
         uint64_t sent
-    void softring_simulate(softring *s, soft_simulation *simulation)
-    int64_t softring_held_until(const softring *s)
-    enum softring_works:
-        SOFTRING_NO_WORK
-        SOFTRING_WAITS
-        SOFTRING_WORKS
-    softring_works softring_work(softring *s)
-    bint softring_is_idle(softring *s)
-    unsigned int softring_waits(softring *s, int *fds, unsigned int *events, unsigned int size)
-    soft_bytes softring_bytes(const softring *s, int fd)
+    void simulation_begin(simulation *kernel, softring *s)
+    simulation_bytes simulation_bytes_of(const simulation *kernel, int fd)
+    enum ring_works:
+        RING_NO_WORK
+        RING_WAITS
+        RING_WORKS
+    ring_works ring_work(softring *s)
+    bint ring_is_idle(const simulation *kernel, const softring *s)
+    int64_t ring_kept_until(const softring *s)
+    unsigned int ring_waits(const softring *s, int *fds, unsigned int *events, unsigned int size)
 
 
-# In the order of `soft_faults` (_softring/simulation.h).
+# In the order of `simulation_faults` (simulation.h).
 FAULTS = (
     "late",
     "short",
@@ -144,7 +144,7 @@ cdef uint64_t FRACTIONS = 1 << 53
 cdef class TestingCore(LoopCore):
 
     def __dealloc__(self):
-        soft_clear(&self.simulation)
+        simulation_clear(&self.kernel)
 
     def _simulate(self, double start, bint shuffles, outside, int trace_fd):
         """Begin. Called once, before the loop runs.
@@ -157,8 +157,8 @@ cdef class TestingCore(LoopCore):
         self.shuffles = shuffles
         self.trace_fd = trace_fd
         trace(self, trace_fd)
-        self.ring.trace.clock_ns = &self.simulation.clock_ns
-        softring_simulate(<softring*>self.ring.u.soft, &self.simulation)
+        self.ring.trace.clock_ns = &self.kernel.clock_ns
+        simulation_begin(&self.kernel, <softring*>self.ring.u.soft)
         files_of(self).reproducible = True
         # One sleep, in which the clock can be advanced.
         self.sleeper.place = ALWAYS_IN_RING
@@ -167,7 +167,7 @@ cdef class TestingCore(LoopCore):
         """Set the probability of each of FAULTS, and of a stall."""
         cdef int kind
         for kind, chance in enumerate(chances):
-            self.simulation.chance[kind] = chance_of(chance)
+            self.kernel.chance[kind] = chance_of(chance)
         self.stall = chance_of(stall)
 
     def reseed(self, seed):
@@ -176,11 +176,11 @@ cdef class TestingCore(LoopCore):
         self.choices_ended = False
         if isinstance(seed, random.Random):
             self.choices = seed
-            self.simulation.owner = <void*>self
-            self.simulation.choose = choose
+            self.kernel.owner = <void*>self
+            self.kernel.choose = choose
         else:
-            self.simulation.state = seed & (2**64 - 1)
-            self.simulation.choose = NULL
+            self.kernel.state = seed & (2**64 - 1)
+            self.kernel.choose = NULL
             self.choices = None
 
     cdef int check_choices(self) except -1:
@@ -192,7 +192,7 @@ cdef class TestingCore(LoopCore):
 
     def random(self):
         """Return a random number from 0 to below 1, from the seed's sequence."""
-        return soft_random_below(&self.simulation, FRACTIONS) / <double>FRACTIONS
+        return simulation_random_below(&self.kernel, FRACTIONS) / <double>FRACTIONS
 
     def time(self):
         """Return the loop's clock in seconds.
@@ -206,7 +206,7 @@ cdef class TestingCore(LoopCore):
             self.set_clock(self.clock + BUSY_S)
         else:
             self.clock = max(self.clock + TICK_S, nextafter(self.clock, INFINITY))
-            self.simulation.clock_ns = nanoseconds(self.clock)
+            self.kernel.clock_ns = nanoseconds(self.clock)
         return self.clock
 
     def _replace_clock(self, patched):
@@ -230,7 +230,7 @@ cdef class TestingCore(LoopCore):
     cdef int set_clock(self, double seconds) except -1:
         self.outside.check_limit(seconds)
         self.clock = seconds
-        self.simulation.clock_ns = nanoseconds(seconds)
+        self.kernel.clock_ns = nanoseconds(seconds)
         return 0
 
     cdef int move_to(self, double deadline) except -1:
@@ -243,7 +243,7 @@ cdef class TestingCore(LoopCore):
         cdef int64_t now
         cdef bytes line
         if not load_int(&handle.is_cancelled):
-            now = self.simulation.clock_ns
+            now = self.kernel.clock_ns
             when = f"{now // second}.{now % second:09d}"
             line = f"{when} {what} {name_of(handle)}\n".encode()
             # With the GIL: between here and the turn no thread may add a callback to it.
@@ -280,10 +280,10 @@ cdef class TestingCore(LoopCore):
         self.busy += self.ready.count > 0
         if self.busy >= GARBAGE and self.collects:
             self.collect_garbage()
-        if soft_happens(&self.simulation, self.stall):
+        if simulation_happens(&self.kernel, self.stall):
             self.stalls += 1
             self.set_clock(self.clock + STALL_MIN_S * (
-                <int64_t>1 << soft_random_below(&self.simulation, STALL_DOUBLINGS)))
+                <int64_t>1 << simulation_random_below(&self.kernel, STALL_DOUBLINGS)))
         self.let_time_pass()
         if self.only_yields():
             store_int(&self.turns_spun, self.turns_spun + 1)
@@ -377,13 +377,13 @@ cdef class TestingCore(LoopCore):
 
     cdef Py_ssize_t below(self, Py_ssize_t limit) noexcept:
         """Return a random number from 0 to *limit* - 1."""
-        return <Py_ssize_t>soft_random_below(&self.simulation, limit)
+        return <Py_ssize_t>simulation_random_below(&self.kernel, limit)
 
     cdef int64_t now_ns(self) except? -1:
         if self.has_own_clock():
             return nanoseconds(self.time())
         # Timers that are due within SAME_NS are due now.
-        return min(self.simulation.clock_ns, INT64_MAX - SAME_NS) + SAME_NS
+        return min(self.kernel.clock_ns, INT64_MAX - SAME_NS) + SAME_NS
 
     cdef int expire_timers(self) except -1:
         cdef double latest = -INFINITY
@@ -481,7 +481,7 @@ cdef class TestingCore(LoopCore):
     cdef bint has_nothing(self) noexcept:
         """Return whether nothing has come yet."""
         return (not self.inbox.has_new() and not uring_pending(&self.ring.u)
-                and softring_is_idle(<softring*>self.ring.u.soft))
+                and ring_is_idle(&self.kernel, <softring*>self.ring.u.soft))
 
     cdef double idle_s(self) noexcept:
         """Return for how many seconds of real time nothing has happened."""
@@ -500,11 +500,11 @@ cdef class TestingCore(LoopCore):
         cdef int64_t limit = <int64_t>(seconds * 1e9) + 1
         if flows and timeout_ns != URING_FOREVER:
             limit = min(limit, timeout_ns)
-        self.simulation.waiting = True
+        self.kernel.waiting = True
         try:
             LoopCore.sleep(self, limit)
         finally:
-            self.simulation.waiting = False
+            self.kernel.waiting = False
         if flows:
             # Something outside takes real time: so does the program's waiting for it.
             self.set_clock(self.clock + (uring_clock_ns() - began) * 1e-9)
@@ -513,7 +513,7 @@ cdef class TestingCore(LoopCore):
     cdef double next_deadline(self) except? -1:
         """Return when the next timer, or slow disk, is due; INFINITY: never."""
         cdef int64_t deadline = self.timers.next_deadline_ns()
-        cdef int64_t disk = softring_held_until(<softring*>self.ring.u.soft)
+        cdef int64_t disk = ring_kept_until(<softring*>self.ring.u.soft)
         cdef double when = INFINITY
         if disk != INT64_MAX and (deadline == NO_DEADLINE or disk < deadline):
             when = disk * 1e-9
@@ -579,7 +579,7 @@ cdef class TestingCore(LoopCore):
         """
         cdef int[WAITS_MAX] fds
         cdef unsigned int[WAITS_MAX] events
-        cdef unsigned int count = softring_waits(
+        cdef unsigned int count = ring_waits(
             <softring*>self.ring.u.soft, fds, events, WAITS_MAX)
         cdef unsigned int index
         cdef int signals = -1 if self.signal_waker is None else self.signal_waker.fd
@@ -606,31 +606,31 @@ cdef class TestingCore(LoopCore):
 
     def _files_work(self):
         """Return whether a thread works for a file."""
-        return softring_work(<softring*>self.ring.u.soft) == SOFTRING_WORKS
+        return ring_work(<softring*>self.ring.u.soft) == RING_WORKS
 
     def _files_wait(self):
         """Return whether a thread waits for another program, at a terminal or a FIFO."""
-        return softring_work(<softring*>self.ring.u.soft) == SOFTRING_WAITS
+        return ring_work(<softring*>self.ring.u.soft) == RING_WAITS
 
     def _end_with(self, uint64_t inode, int error):
         """Let a socket fail with *error* where it would with ECONNRESET, once."""
-        if soft_end_with(&self.simulation, inode, error) < 0:
+        if simulation_end_with(&self.kernel, inode, error) < 0:
             raise MemoryError
 
     def _bytes_at_receive(self, int fd):
         """Return what a TCP socket had received and sent when the loop last received from it."""
-        cdef soft_bytes found = softring_bytes(<softring*>self.ring.u.soft, fd)
+        cdef simulation_bytes found = simulation_bytes_of(&self.kernel, fd)
         return found.received, found.sent
 
     def _faults_happened(self):
         """Return how often each of FAULTS has happened."""
         cdef int kind
-        happened = {name: self.simulation.happened[kind] for kind, name in enumerate(FAULTS)}
+        happened = {name: self.kernel.happened[kind] for kind, name in enumerate(FAULTS)}
         return happened | {"stall": self.stalls}
 
 
 cdef uint64_t choose(void *owner, uint64_t limit) noexcept with gil:
-    """The soft_chooser of a loop with `choices`; once they have failed, it chooses 0."""
+    """The simulation_chooser of a loop with `choices`; once they have failed, it chooses 0."""
     cdef TestingCore loop = <TestingCore>owner
     if loop.choices_ended:
         return 0
@@ -647,4 +647,4 @@ cdef bint is_same_time(double first, double second) noexcept:
 
 
 cdef uint64_t chance_of(double probability) noexcept:
-    return <uint64_t>(probability * SOFT_ALWAYS)
+    return <uint64_t>(probability * SIMULATION_ALWAYS)

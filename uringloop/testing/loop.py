@@ -315,7 +315,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
     def happens(self, kind: str) -> bool:
         """Return whether a fault happens now, and count it."""
         chance = self._faults.chance(kind)
-        # 0 is a number with which nothing happens; see soft_random_below().
+        # 0 is a number with which nothing happens; see simulation_random_below().
         if not chance or 1 - self.random() > chance:
             return False
         self._happened[kind] += 1
