@@ -194,6 +194,65 @@ def test_the_package_does_not_import_the_benchmark() -> None:
     assert known == []
 
 
+# ── the core ──────────────────────────────────────────────────────────────────────────────────
+
+# What an event loop consists of. All others are its neighbours, and the core works without them.
+CORE = {
+    *("_cpython", "_kernel", "_softring", "_ring", "_turn", "_transport", "_tls", "_net"),
+    *("_process", "_loop", "loop", "policy"),
+}
+# Where the core still names a neighbour, and why. An entry that is no longer needed fails the test.
+EXCEPTIONS = {
+    ("uringloop/_cpython/importing.h", "files"): "May be imported at any time, as by CPython",
+    ("uringloop/_cpython/loading.py", "files"): "A part of the compiled file, loaded later",
+    ("uringloop/_cpython/loading.py", "testing"): "A part of the compiled file, loaded later",
+    ("uringloop/_net/delivery.pyx", "_streams"): "Calls the compiled streams' protocol directly",
+    ("uringloop/_net/sendfile.py", "files"): "Reads the file by the ring",
+    ("uringloop/_tls/data_path.pyx", "_streams"): "Calls the compiled streams' protocol directly",
+    ("uringloop/policy.py", "streams"): "run(streams=True) installs them",
+}
+CORE_FILES = [path for path in LIBRARY if package_of(module_of(path)) in CORE]
+# The name of a module in a string: for import_module() and the like.
+NAMED = re.compile(r'"uringloop\.(\w+)')
+
+
+def neighbours_of_the_core() -> dict[tuple[str, str], list[int]]:
+    """Return the lines that import, include or name a neighbour, by file and neighbour."""
+    named = [
+        (path, line_of(found), found[1])
+        for path in CORE_FILES
+        for found in NAMED.finditer(path.read_text())
+        if found[1] in ORDER
+    ]
+    imported = [
+        (path, line, package_of(name))
+        for path, line, module, name in IMPORTS
+        if package_of(module) in CORE
+    ]
+    lines: dict[tuple[str, str], list[int]] = {}
+    for path, line, package in named + imported:
+        if package not in CORE and package != "__init__":
+            lines.setdefault((name_of(path), package), []).append(line)
+    return lines
+
+
+def test_the_core_does_not_know_its_neighbours() -> None:
+    found = neighbours_of_the_core()
+    assert set(ORDER) > CORE
+    assert {place: lines for place, lines in found.items() if place not in EXCEPTIONS} == {}
+    assert set(EXCEPTIONS) - set(found) == set()
+
+
+def test_the_core_does_not_speak_of_simulation() -> None:
+    spoken = [
+        f"{name_of(path)}:{number}: {line.strip()}"
+        for path in CORE_FILES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(r"simulat|loops? for tests", line, re.IGNORECASE)
+    ]
+    assert spoken == []
+
+
 def test_public_modules_are_at_the_top_of_the_package() -> None:
     public = {path.name for path in PACKAGE.iterdir() if not path.name.startswith(("_", "."))}
     public -= {path.name for path in PACKAGE.glob("*.so")}

@@ -27,7 +27,7 @@ typedef struct uring_trace {
     unsigned loop;        /* its number in this process */
     unsigned number;      /* of the newest operation */
     int64_t began_ns;     /* when the trace began, on the loop's clock */
-    const int64_t *clock_ns; /* the clock of a loop for tests; NULL: the real one */
+    const int64_t *clock_ns; /* a clock of the loop's own, which owns it; NULL: the real one */
     const char **errors;  /* URING_TRACE_ERRORS names, or NULL */
 } uring_trace;
 
@@ -123,7 +123,7 @@ static inline int uring_trace_begin(const uring_trace *trace, char *line) {
     int64_t passed = uring_clock_ns() - trace->began_ns;
 
     if (trace->clock_ns != NULL)
-        /* Neither process nor real time: a seed gives the same lines again. */
+        /* Neither process nor real time: the lines of two runs can be compared. */
         return uring_trace_add(line, 0, "%" PRId64 ".%09d ", *trace->clock_ns / 1000000000,
                                (int)(*trace->clock_ns % 1000000000));
     return uring_trace_add(line, 0, "[%d.%u] %" PRId64 ".%06d ", (int)getpid(), trace->loop,

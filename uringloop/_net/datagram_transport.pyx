@@ -213,7 +213,7 @@ cdef class DatagramTransport(FlowControl):
         return self.deliver(data, address)
 
     def _receive(self, data, address):
-        """Receive a datagram that a loop for tests has carried."""
+        """Receive a datagram that has not come through the socket."""
         if self.life >= CLOSING or self.receiving == ENDED:
             return
         count_total(&self.loop.counters.received_bytes, len(data))

@@ -281,7 +281,7 @@ cdef class Listener(ListeningSocket):
         return self.accepts()
 
     def serve(self, sock):
-        """Serve a connection that a loop for tests has made; the transport owns *sock*."""
+        """Serve a connection that was not accepted here; the transport owns *sock*."""
         self.begin_connection(-1, NULL, 0, sock)
 
     cdef int begin_connection(

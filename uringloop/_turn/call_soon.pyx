@@ -139,7 +139,7 @@ cdef object call_later(LoopCore loop, PyObject *const *call, Py_ssize_t size, Py
 
 cdef object call_at_of_subclass(
         LoopCore loop, PyObject *const *call, Py_ssize_t size, PyObject *context):
-    """Call the methods `time` and `call_at` that a subclass or a test has put in place."""
+    """Call the methods `time` and `call_at` that a subclass or a program has put in place."""
     cdef Py_ssize_t index
     cdef object when = loop.time() + <object>call[0]
     return loop.call_at(

@@ -91,7 +91,7 @@ cdef class LoopCore:
     cdef int debug
     cdef bint sending           # sends may be submitted in mid-turn: during a run
     cdef bint nestable          # the loop may be run within its own callbacks
-    cdef bint clock_replaced    # a subclass overrides, or a test replaces, time() or call_at()
+    cdef bint clock_replaced    # a subclass overrides, or a program replaces, time() or call_at()
     cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does; or CLAIMED
     cdef int cpu_clock          # of the thread that runs the loop, or ran it last
     cdef object resolved_future   # whose result is None, for ReadWaiter; None before and at the end

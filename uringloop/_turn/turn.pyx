@@ -164,7 +164,7 @@ cdef class LoopCore:
             self._replace_clock(True)
 
     def _replace_clock(self, patched):
-        """Use the methods `time` and `call_at` if one is overridden, or *patched* by a test."""
+        """Use the methods `time` and `call_at` if one is overridden, or *patched*."""
         self.clock_replaced = (patched or type(self).time is not LoopCore.time
                                or type(self).call_at is not LoopCore.call_at)
 
@@ -446,7 +446,7 @@ cdef class LoopCore:
         return self.submit()
 
     cdef int sleep(self, int64_t timeout_ns) except -1:
-        """Submit, and sleep until something happens; a loop for tests may advance its clock."""
+        """Submit, and sleep until something happens, for *timeout_ns* at most."""
         store_int(&self.sleeping, True)
         try:
             self.sleeper.wait(timeout_ns)
