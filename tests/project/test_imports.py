@@ -203,11 +203,7 @@ CORE = {
 }
 # Where the core still names a neighbour, and why. An entry that is no longer needed fails the test.
 EXCEPTIONS = {
-    ("uringloop/_cpython/importing.h", "files"): "May be imported at any time, as by CPython",
-    ("uringloop/_cpython/loading.py", "files"): "A part of the compiled file, loaded later",
-    ("uringloop/_cpython/loading.py", "testing"): "A part of the compiled file, loaded later",
     ("uringloop/_net/delivery.pyx", "_streams"): "Calls the compiled streams' protocol directly",
-    ("uringloop/_net/sendfile.py", "files"): "Reads the file by the ring",
     ("uringloop/_tls/data_path.pyx", "_streams"): "Calls the compiled streams' protocol directly",
     ("uringloop/policy.py", "streams"): "run(streams=True) installs them",
 }
