@@ -82,6 +82,22 @@ def test_reading_does_not_need_space(tmp_path: Path) -> None:
     assert run(read(), no_space=1.0)[0] == DATA
 
 
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("buffering", [0, -1])
+def test_a_read_comes_from_the_disk_and_not_from_the_page_cache(
+    tmp_path: Path, buffering: int, size: int
+) -> None:
+    (tmp_path / "file").write_bytes(DATA)
+
+    async def read() -> int | None:
+        async with uringloop.open(tmp_path / "file", "rb", buffering) as file:
+            with pytest.raises(OSError, match="Input/output") as caught:
+                await file.read(size)
+            return caught.value.errno
+
+    assert run(read(), bad_disk=1.0)[0] == errno.EIO
+
+
 def test_a_slow_disk_takes_virtual_time_and_the_loop_goes_on(tmp_path: Path) -> None:
     async def main() -> float:
         turns = 0

@@ -34,7 +34,7 @@ from uringloop.files.calls cimport LATER, CallKind, new_call, new_kind
 from uringloop.files.memory cimport shortened
 from uringloop.files.open_file cimport OpenFile
 from uringloop.files.operation cimport PROCESS, SLICE_BYTES
-from uringloop.files.scheduling cimport CallLock
+from uringloop.files.scheduling cimport CallLock, FilesOfLoop
 from uringloop._kernel.errors cimport EAGAIN
 from uringloop._kernel.files cimport SEEK_CUR, SEEK_SET, lseek, uring_read_cached
 
@@ -219,7 +219,10 @@ cdef class LineFile(OpenFile):
 
     cdef bint reads_at_once(self, Py_ssize_t size) except -1:
         """Whether *size* bytes may be read here and now, if they are in the page cache."""
-        if not self.reads_cached or self._lock.loop is None or self.unread_bytes is not None:
+        cdef FilesOfLoop files = self._lock.files
+        if not self.reads_cached or self.unread_bytes is not None:
+            return False
+        if files is None or files.reproducible:
             return False
         return size <= AT_ONCE_BYTES or size <= SLICE_BYTES and not self._lock.is_spent()
 

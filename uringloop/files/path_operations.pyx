@@ -26,7 +26,7 @@ from uringloop.files.operation cimport (
     new_operation,
     ring_loop,
 )
-from uringloop.files.scheduling cimport files_of
+from uringloop.files.scheduling cimport FilesOfLoop, files_of
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED
 from uringloop._kernel.files cimport (
     io_uring_prep_fsync,
@@ -356,7 +356,11 @@ cdef object audited(object dir_fd):
 
 cdef bint may_use_caches(LoopCore loop) except -1:
     """Whether this turn may still look into the kernel's caches."""
-    return loop is not None and uses(CACHED_PATHS) and not files_of(loop).is_turn_spent(loop)
+    cdef FilesOfLoop files
+    if loop is None or not uses(CACHED_PATHS):
+        return False
+    files = files_of(loop)
+    return not files.reproducible and not files.is_turn_spent(loop)
 
 
 cdef int checked(int res, object path, object second=None) except -1:
