@@ -250,6 +250,27 @@ async def test_a_paused_transport_takes_nothing_more(
         await abort_and_wait(transport)
 
 
+@Pairs
+@Warmings
+@on_loop
+async def test_a_second_pause_in_a_turn_takes_nothing_more(
+    each_loop: Loop, pair: Pair, warming: int
+) -> None:
+    protocol = Collector(each_loop)
+    transport, peer = await connected(each_loop, protocol, pair)
+    with peer:
+        await warm(peer, protocol, warming)
+        await nothing_comes(each_loop)
+        transport.pause_reading()
+        # Takes the cancel of the first pause back.
+        transport.resume_reading()
+        transport.pause_reading()
+        sent = send_all_there_is_room_for(peer, 50_000)
+        await nothing_comes(each_loop)
+        assert drain(transport.get_extra_info("socket").dup()) == sent
+        await abort_and_wait(transport)
+
+
 class Halting(Collector):
     """Pauses at each piece, resumes in a callback, and notes what comes before the next piece."""
 

@@ -229,12 +229,6 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "a receive whose cancel is taken back stays PAUSING",
-        "_transport/read_transport.pyx",
-        "        self.receiving = MULTISHOT\n",
-        "",
-    ),
-    Mutant(
         "a receive that has ended does not become IDLE",
         "_transport/read_transport.pyx",
         "        if self.receiving != ENDED:\n            self.receiving = IDLE\n",
