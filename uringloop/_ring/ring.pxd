@@ -24,14 +24,6 @@ cdef enum:
     QUIET = 1
 
 
-cdef enum:
-    # Enters without progress, on a full submission queue for example, before the ring gives up.
-    RETRIES_MAX = 64
-    # How long one of RETRIES_MAX rounds waits for a kernel worker that a disk blocks: 2 s in all.
-    # Memory that the worker still uses after that is never freed.
-    LINGER_NS = 31_250_000
-
-
 # What is fixed for an operation before it starts: bits of `policy`.
 cdef enum Policy:
     ENDS_WITH_RUN = 1 << 0       # cancelled as a run ends: a send, the poll of a listening socket
@@ -126,6 +118,10 @@ cdef class Ring:
     cdef int replace(self) except -1
     cdef int forbid(self, int res, str call) except -1
     cdef int forbid_enter(self, int res) except -1
+    cdef bint take_over(self) except -1
+    cdef int end_run_operations(self) except -1
+    cdef int fall_back(self) except -1
+    cdef int drain(self) except -1
     cdef int close(self) except -1
 
     cdef void _forget(self) noexcept
@@ -143,6 +139,10 @@ cdef class Ring:
     cdef void _move_aside(self, Operation *orphans) noexcept
     cdef int _open_successor(self, uring *fresh, bint soft) except -1
     cdef void _move_submissions(self, uring *fresh) noexcept
+    cdef int _await_workers(self) except -1
+    cdef void _leave_opens(self) noexcept
+    cdef bint _take_all(self) except -1
+    cdef int _end_silently(self, Operation *op, int res) except -1
     cdef int _abandon(self) noexcept
 
 

@@ -14,7 +14,7 @@ then takes its place:
                               └───────────────┬───────────────┘
                                           _install()
                                               v
-                                          REPLACED ──fall_back() (lifecycle.pyx)──> FALLEN_BACK
+                                          REPLACED ──fall_back()──> FALLEN_BACK
 
 The thread that runs the loop may call every method. Another thread may prepare submissions while
 the loop does not run. Only the kernel knows which thread a ring belongs to: it
@@ -102,6 +102,10 @@ from uringloop._ring.uring cimport (
     uring_tail,
     uring_wait_batch,
     uring_wait_for,
+    URING_DISABLED,
+    URING_ENABLED,
+    uring_enable,
+    uring_wait_more,
 )
 
 
@@ -123,6 +127,20 @@ cdef enum:
     UNBOUNDED_WORKERS_MAX = 64
     # Completions that end a sleep in which they gather: a turn with so many is cheap enough.
     BATCH_MAX = 64
+
+    # Enters without progress, on a full submission queue for example, before the ring gives up.
+    RETRIES_MAX = 64
+    # How long one of RETRIES_MAX rounds waits for a kernel worker that a disk blocks: 2 s in all.
+    # Memory that the worker still uses after that is never freed.
+    LINGER_NS = 31_250_000
+
+    # Rounds of cancelling at the end of a run. A cancel misses a send that the kernel is retrying
+    # at that moment, which happens hundreds of times with busy peers.
+    CANCEL_ROUNDS_MAX = 4096
+
+    # Rounds of LINGER_NS, a quarter of a second in all, that a run's end waits for opens. A
+    # descriptor that is opened later may be lost, but the open of a FIFO waits for its peer.
+    OPEN_ROUNDS_MAX = 8
 
 uring_watch_forks()
 
@@ -688,6 +706,161 @@ cdef class Ring:
                 op.on_completion(op, -ECANCELED, 0)
             else:
                 self._let_go(op, <object>op.owner)
+        return 0
+
+    # ── runs, and the end ────────────────────────────────────────────────────────────────────
+
+    cdef bint take_over(self) except -1:
+        """Make the calling thread the ring's issuer; return whether a new ring has replaced it.
+
+        The kernel binds a ring to the thread that enables it, and returns EEXIST to all others.
+        Thread identifiers do not help: a new thread often has the one of a dead thread.
+        """
+        cdef int res, generation
+        self.check_inherited()
+        if self.u.life == URING_DISABLED:
+            res = uring_enable(&self.u)
+            if uring_is_forbidden(res):
+                self.forbid(res, "io_uring_register")
+                self.replace()
+                return True
+            if res < 0:
+                raise os_error(res, "io_uring_register")
+        generation = self.generation
+        self._entered(uring_submit(&self.u))
+        return self.generation != generation
+
+    cdef int end_run_operations(self) except -1:
+        """End the operations that a change of the thread or of the ring would break.
+
+        Sends: only their completions say how much was sent. Polls of listening sockets: a ring
+        whose thread has left it would keep the socket open for some time. A receive may stay armed:
+        what the kernel took from a socket is in the completion queue.
+        """
+        cdef Operation *op
+        cdef int tries = 0
+        if not uring_is_usable(&self.u):
+            return 0
+        while self.run_count and tries < CANCEL_ROUNDS_MAX:
+            tries += 1
+            op = self.in_flight.next
+            while op != &self.in_flight:
+                if ends_with_run(op):
+                    self.cancel(op)
+                op = op.next
+            self._submit_and_look(self.run_count)
+            if self.permission == ENTER_FORBIDDEN:
+                self.replace()
+            self._take_completions_of(NULL)
+        if self.run_waits_count:
+            self._await_workers()
+        while uring_has_overflow(&self.u) and tries < 2 * CANCEL_ROUNDS_MAX:
+            # The kernel keeps completions that found the queue full; they would be lost with the
+            # ring.
+            tries += 1
+            self.dispatch()
+            self.submit()
+        return 0
+
+    cdef int _await_workers(self) except -1:
+        """Wait, for a limited time, for workers that use files for the program.
+
+        Only this thread can take their completions.
+        """
+        cdef int before, waits = 0
+        while self.run_waits_count and waits < RETRIES_MAX:
+            before = self.run_waits_count
+            with nogil:
+                uring_wait_more(&self.u, 1, LINGER_NS)
+            self._take_completions_of(NULL)
+            waits = 0 if self.run_waits_count < before else waits + 1
+            if waits == OPEN_ROUNDS_MAX:
+                self._leave_opens()
+        return 0
+
+    cdef void _leave_opens(self) noexcept:
+        """No longer wait for files that are being opened: a FIFO may wait for its peer for ever."""
+        cdef Operation *op = self.in_flight.next
+        while op != &self.in_flight:
+            if op.policy & HOLDS_DESCRIPTOR and op.policy & RUN_WAITS:
+                op.policy &= ~RUN_WAITS
+                self.run_waits_count -= 1
+            op = op.next
+
+    cdef int fall_back(self) except -1:
+        """Switch to the software ring, after a security policy has forbidden a call to io_uring."""
+        if self.permission == FORBIDDEN:
+            # Unless this finds that the ring cannot be entered any more, and replaces it.
+            self.end_run_operations()
+        if self.permission < REPLACED:
+            self.replace()
+        assert self.permission == REPLACED
+        store_int_release(&self.permission, FALLEN_BACK)
+        if self.on_fallback is not None:
+            self.on_fallback(*self.forbidden_call)
+        return 0
+
+    cdef int drain(self) except -1:
+        """Cancel all operations and take their completions.
+
+        Only then does closing a descriptor take effect: a socket sends its FIN, a port is free.
+        Only the callbacks of operations that open or close a descriptor run. A thread that does not
+        own the ring cannot cancel; the kernel ends the operations some milliseconds after the
+        ring's end.
+        """
+        cdef Operation *op
+        cdef unsigned int expected = 0
+        cdef int idle = 0
+        cdef bint by_worker = False
+        if self.u.life != URING_ENABLED:
+            return 0
+        self.memory_pinned = self.u.threaded
+        if uring_submit(&self.u) < 0:
+            return 0
+        self._confirm()
+        op = self.in_flight.next
+        while op != &self.in_flight:
+            if not op.policy & NEVER_CANCELLED:
+                self.cancel(op)
+            by_worker = by_worker or op.policy & WORKER_OWNS_MEMORY != 0
+            expected += 1
+            op = op.next
+        while self.in_flight.next != &self.in_flight and idle < RETRIES_MAX:
+            idle += 1
+            if by_worker:
+                with nogil:
+                    uring_wait_more(&self.u, 1, LINGER_NS)
+            else:
+                uring_submit_and_collect(&self.u, expected)
+                expected = 1
+            if self._take_all():
+                idle = 0
+        self.memory_pinned = self.u.threaded and self.in_flight.next != &self.in_flight
+        return 0
+
+    cdef bint _take_all(self) except -1:
+        """Take the completions that are there now; return whether there were any."""
+        cdef Operation *op
+        cdef io_uring_cqe *cqe
+        cdef unsigned int head = uring_head(&self.u)
+        cdef bint found = False
+        while head != uring_tail(&self.u):
+            found = True
+            cqe = uring_completion(&self.u, head)
+            op = operation_of(cqe.user_data)
+            head += 1
+            uring_consume(&self.u, head)
+            if op != NULL and op.policy & (HOLDS_DESCRIPTOR | NEVER_CANCELLED):
+                self._complete(op, cqe.res, cqe.flags)
+            elif op != NULL and not cqe.flags & IORING_CQE_F_MORE:
+                self._end_silently(op, cqe.res)
+        return found
+
+    cdef int _end_silently(self, Operation *op, int res) except -1:
+        """End *op* without its callback; only the trace records it."""
+        if self.trace.fd >= 0:
+            uring_trace_complete(&self.trace, op.opcode, op.number, res, False, False)
+        self._let_go(op, <object>op.owner)
         return 0
 
     cdef int close(self) except -1:

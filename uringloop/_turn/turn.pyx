@@ -39,7 +39,6 @@ from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self, sched_yield
 from uringloop._kernel.wakeup cimport uring_new_wake_fd, uring_wake
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._ring.lifecycle cimport drain, fall_back, end_run_operations, take_over
 from uringloop._ring.ring cimport Ring, traverse_ring, wrong_thread
 from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
@@ -286,7 +285,7 @@ cdef class LoopCore:
         cdef int rounds = 0
         cdef uint64_t before = self.ring.completions
         if self.ring.must_fall_back():
-            fall_back(self.ring)
+            self.ring.fall_back()
         if self.ring.has_completions() or not self.ring.old_completions_dispatched:
             self.dispatch()
         while held_back and self.ring.has_task_work() and rounds < COLLECT_ROUNDS_MAX:
@@ -558,7 +557,7 @@ cdef class LoopCore:
             store_int(&self.cpu_clock, cpu_clock)
         begin_turn(&self.times)
         try:
-            take_over(self.ring)
+            self.ring.take_over()
             store_long(&self.ring.runner, this_thread())
             self.sending = True
             self.waker.arm()
@@ -568,7 +567,7 @@ cdef class LoopCore:
             # This may call resume_writing(): what that writes is sent in the next run.
             self.sending = False
             try:
-                end_run_operations(self.ring)
+                self.ring.end_run_operations()
             finally:
                 store_long(&self.ring.runner, 0)
                 store_int(&self.stopping, False)
@@ -595,7 +594,7 @@ cdef class LoopCore:
             self.inbox.close(uring_is_inherited(&self.ring.u))
             self.ready.clear()
             self.timers.clear()
-            drain(self.ring)
+            self.ring.drain()
         finally:
             self.future_options = self.resolved_future = None
             self.ready.spare.clear()
