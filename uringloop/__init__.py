@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as exc:
         # The submodule needs a package that is not installed, as pytest_plugin needs pytest.
         # AttributeError makes hasattr() return False.
-        raise AttributeError(f"{__name__}.{name} can not be imported: {exc}") from exc
+        raise AttributeError(f"{__name__}.{name} cannot be imported: {exc}") from exc
 
 
 def __dir__() -> list[str]:

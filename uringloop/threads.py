@@ -73,7 +73,7 @@ def run_threads(
     Warns with a RuntimeWarning, once in a process, if the threads take turns because of the GIL.
 
     Raises ValueError for less than one thread. Raises RuntimeError if a loop runs in the calling
-    thread, and if a thread can not be started; those that have been started are then cancelled.
+    thread, and if a thread cannot be started; those that have been started are then cancelled.
     """
     if asyncio.iscoroutine(main):
         raise TypeError("coroutines cannot be used with run_threads(): pass the async function")

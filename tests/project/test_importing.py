@@ -274,7 +274,7 @@ def test_a_submodule_that_lacks_a_package_raises_attribute_error() -> None:
         "uringloop.pytest_plugin"
     )
     assert done.stdout == "False\n"
-    assert "AttributeError: uringloop.pytest_plugin can not be imported: " in done.stderr
+    assert "AttributeError: uringloop.pytest_plugin cannot be imported: " in done.stderr
 
 
 def test_python_m_uringloop_lists_the_tools() -> None:

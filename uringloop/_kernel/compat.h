@@ -152,7 +152,7 @@ static inline int uring_statx_by_stat(int folder, const char *name, int flags,
 }
 
 /* statx(2), or fstatat(2) where that is refused. The C library's statx() is not used: where the
- * kernel lacks the call it returns EINVAL for flags that it can not emulate. */
+ * kernel lacks the call it returns EINVAL for flags that it cannot emulate. */
 static inline int uring_statx(int folder, const char *name, int flags, unsigned mask,
                               struct statx *facts) {
     int res = (int)syscall(SYS_statx, folder, name, flags, mask, facts);

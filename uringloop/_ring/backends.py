@@ -71,7 +71,7 @@ LACKS = {
     errno.EMFILE: "this process has no descriptors left; `ulimit -n` gives more",
     errno.ENFILE: "this machine can open no more files; sysctl fs.file-max gives more",
 }
-OTHERWISE = "io_uring can not be used here; `python -m uringloop.doctor` tells more"
+OTHERWISE = "io_uring cannot be used here; `python -m uringloop.doctor` tells more"
 
 logger = logging.getLogger("uringloop")
 

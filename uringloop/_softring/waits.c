@@ -30,7 +30,7 @@ int soft_open_waits(softring *s, const char **call) {
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (s->epoll_fd < 0)
         return -errno;
-    /* An instance is never in itself: EINVAL. Later an EPERM means a file that epoll can not watch. */
+    /* An instance is never in itself: EINVAL. Later an EPERM means a file that epoll cannot watch. */
     *call = "epoll_ctl";
     if (epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->epoll_fd, &event) < 0 &&
         uring_is_forbidden(-errno))

@@ -300,7 +300,7 @@ cdef class ReaderCore(ReadBuffer):
         try:
             self.transport.pause_reading()
         except NotImplementedError:
-            # The transport can not be paused: do not try again.
+            # The transport cannot be paused: do not try again.
             self.transport = None
         else:
             self.paused = True

@@ -23,7 +23,7 @@ cdef unsigned int _loops = 0
 def output(where):
     """Return the descriptor for *where*: "1", or the path of a file to append to; -1 for "".
 
-    Raises OSError if the file can not be opened.
+    Raises OSError if the file cannot be opened.
     """
     if not where:
         return -1
