@@ -593,7 +593,7 @@ def test_a_program_started_with_the_socket_of_a_server_shares_its_connections() 
         for _ in range(3):
             loaded = counted_answers(address, 480)
             # 20 each unless other programs run. If one process polled the socket, instead of using
-            # its accept epoll, the distribution would be random.
+            # its epoll instance, the distribution would be random.
             rested = [turns_taken(address) for _ in range(4)]
             if min(loaded[0], loaded[9]) >= 120 and all(
                 min(answers[0], answers[9]) >= 16 for answers in rested

@@ -286,6 +286,50 @@ def test_shared_sockets_are_served_with_every_kind_of_sleep(
     loop.close()
 
 
+@each_ring
+@pytest.mark.parametrize(
+    "options", [{}, {"busy_poll_us": 5000}, {"batch_wait_us": 200}, {"sqpoll": 1}], ids=str
+)
+def test_a_busy_connection_hides_neither_connections_nor_watched_descriptors(
+    backend: str, options: dict[str, int], listener: socket.socket
+) -> None:
+    ended = threading.Event()
+
+    def play(client: socket.socket) -> None:
+        with client:
+            while not ended.is_set():
+                converse(client, 1)
+
+    def visit() -> None:
+        with connected(listener.getsockname()) as visitor:
+            converse(visitor, 1)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        heard = asyncio.Event()
+        async with shared(loop, listener):
+            player = threading.Thread(target=play, args=[connected(listener.getsockname())])
+            player.start()
+            left, right = socket.socketpair()
+            with left, right:
+                loop.add_reader(left, heard.set)
+                await asyncio.sleep(0.05)
+                right.send(b"x")
+                await asyncio.wait_for(heard.wait(), PATIENCE)
+                loop.remove_reader(left)
+            for _ in range(10):
+                await asyncio.wait_for(loop.run_in_executor(None, visit), PATIENCE)
+            ended.set()
+            await loop.run_in_executor(None, player.join)
+
+    loop = uringloop.Loop(backend=backend, **options)  # type: ignore[arg-type, unused-ignore]
+    try:
+        loop.run_until_complete(main())
+    finally:
+        ended.set()
+        loop.close()
+
+
 @on_loop
 async def test_several_shared_sockets_are_served_side_by_side(each_loop: Loop) -> None:
     guests = Guests(each_loop)

@@ -370,6 +370,62 @@ def test_loop_can_change_its_thread_after_the_sandbox_is_closed(calls: str) -> N
     assert lines == ["b'before'", "b'after'", "10 soft", "b'back'"]
 
 
+SHARED = (
+    PRELUDE
+    + """
+import subprocess, time
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.write(data)
+
+# As a process that accepts does.
+LOCK = "import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_SH, 1); sys.stdin.read()"
+
+async def ask(address):
+    reader, writer = await asyncio.open_connection(*address)
+    for _ in range(9):
+        writer.write(b"ask")
+        if await asyncio.wait_for(reader.readexactly(3), 10) != b"ask":
+            return False
+    writer.close()
+    return True
+
+async def main():
+    loop = asyncio.get_running_loop()
+    sock = socket.create_server(("127.0.0.1", 0))
+    server = await loop.create_server(Echo, sock=sock)
+    fd = sock.fileno()
+    other = None if ALONE else subprocess.Popen(
+        [sys.executable, "-IS", "-c", LOCK, str(fd)], stdin=subprocess.PIPE, pass_fds=[fd])
+    await asyncio.sleep(0.2)
+    if EARLY:
+        print(all(await asyncio.gather(*(ask(sock.getsockname()) for _ in range(30)))))
+    close_sandbox(CALLS, ERROR)
+    for _ in range(3):
+        print(all(await asyncio.gather(*(ask(sock.getsockname()) for _ in range(30)))))
+        await asyncio.sleep(0.1)
+    server.close()
+    if other is not None:
+        other.communicate()
+
+uringloop.run(main())
+"""
+)
+
+
+@each_call
+@pytest.mark.parametrize("early", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("alone", [False, True], ids=["company", "alone"])
+def test_a_shared_socket_is_served_when_the_sandbox_closes(
+    calls: str, early: bool, alone: bool
+) -> None:
+    lines = run(SHARED, calls, EARLY=early, ALONE=alone)
+    assert lines == ["True"] * (3 + early)
+
+
 # ── a kernel thread that submits ─────────────────────────────────────────────────────────────
 
 SQPOLL = (

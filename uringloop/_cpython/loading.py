@@ -21,7 +21,7 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # The build's name is the first one; Nuitka takes the last one, which has only ".so".
 FILES = [f"{PACKAGE}/_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
 FILE = next(filter(os.path.exists, FILES), FILES[0])
-# How the names of those modules begin which a loop needs.
+# The names of the modules that a loop needs begin like this.
 NEEDED = "uringloop._"
 
 

@@ -111,7 +111,8 @@ cdef class Listener(ListeningSocket):
         self.loop.check_owner()
         if not self.accepts() or self.poll_op.in_flight:
             return
-        if not self.shared or not self.share():
+        # The ring polls if the kernel does not let the loop sleep at epoll.
+        if not self.shared or not self.share() or not self.loop.sleeper.exclusive:
             self.submit_poll()
 
     def close(self):
@@ -180,6 +181,9 @@ cdef class Listener(ListeningSocket):
         self.start()
         if not self.shared or self.is_alone():
             self.accept_waiting(ACCEPTS_MAX)
+        elif not self.loop.sleeper.exclusive:
+            # The poll does not report again what waited when it completed.
+            self.accept_waiting(1)
         return 0
 
     cdef int accept_waiting(self, int most) except -1:

@@ -34,7 +34,10 @@ cdef class ReadAhead:
         return self.loop.ring.start(sqe, &self.read_op)
 
     cdef int on_read(self) except -1:
-        if not self.loop.closed and not self.future.done():
+        if self.loop.closed:
+            # A worker may keep the operation alive, but not the future.
+            self.future = None
+        elif not self.future.done():
             self.future.set_result(None)
         return 0
 

@@ -159,21 +159,31 @@ cdef class SharedListeners(EpollUser):
         self.sleeper.exclusive = False
         for listener in list(self.listeners.values()):
             self.leave_queue(listener)
-            if not listener.poll_op.in_flight:
-                listener.submit_poll()
+            try:
+                if not listener.poll_op.in_flight:
+                    listener.submit_poll()
+            except OSError:
+                # The end of this turn tries again.
+                self.loop.add_flush(listener)
+        return 0
+
+    cdef int on_close(self) except -1:
+        self.use_spare()
         return 0
 
     cdef int join_queue(self, ListeningSocket listener) noexcept:
         """Wait at the end of the socket's queue; return 0 or -errno."""
         cdef epoll_event event
+        cdef int res = 0
         event.events = EPOLLIN | EPOLLEXCLUSIVE
         event.data.u64 = listening_key(listener.fd)
-        cdef int res = self.sleeper.control(EPOLL_CTL_ADD, listener.fd, &event)
+        # In a forked child the instance is also its parent's.
+        if uring_is_usable(&self.loop.ring.u):
+            res = self.sleeper.control(EPOLL_CTL_ADD, listener.fd, &event)
         return 0 if res == -EEXIST else res
 
     cdef int leave_queue(self, ListeningSocket listener) noexcept:
         cdef epoll_event event
-        # In a forked child the instance is also its parent's.
         if uring_is_usable(&self.loop.ring.u):
             self.sleeper.control(EPOLL_CTL_DEL, listener.fd, &event)
         return 0

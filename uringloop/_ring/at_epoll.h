@@ -18,7 +18,7 @@ static inline void uring_switch_eventfd(uring *u, unsigned flags) {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Makes the eventfd, which the ring keeps. Returns 0 or -errno: seccomp may forbid
+/* Makes the eventfd, which the ring keeps until it is closed. Returns 0 or -errno: seccomp may forbid
  * io_uring_register by now. */
 static inline int uring_make_eventfd(uring *u) {
     int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), res;

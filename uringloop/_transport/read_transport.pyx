@@ -104,7 +104,7 @@ cdef class ReadTransport(Transport):
     cdef int cancel_multishot(self) except -1:
         """Cancel a receive by the ring; what it has received by then is still delivered."""
         if self.receiving == MULTISHOT:
-            # While reading is paused, only the pause itself finds a receive that is not cancelled.
+            # Only the pause cancels while `paused` is set: later callers find PAUSING.
             self.receiving = PAUSING if self.paused else STOPPING
             self.loop.ring.cancel(&self.recv_op)
         elif self.receiving == PAUSING:

@@ -31,6 +31,7 @@ cdef class EpollUser(Flushable):
     cdef int on_ready(self, epoll_event *events, int count) except -1
     cdef int on_place(self) except -1
     cdef int on_quiet(self) except -1
+    cdef int on_close(self) except -1
 
 
 cdef class Sleeper:
@@ -53,9 +54,9 @@ cdef class Sleeper:
     cdef int64_t slept_ns       # in epoll_wait(2), by the newest sleep; 0 after a turn without one
     cdef int64_t looked_ns      # when a turn without a sleep last looked for events
     cdef int64_t searched_ns    # when on_quiet() was last called
-    cdef int64_t quiet_ns       # from then to the next call; a longer sleep would miss it
+    cdef int64_t quiet_ns       # between two calls of on_quiet(), and so the longest sleep
 
-    cdef int close_epoll(self) noexcept
+    cdef int close_epoll(self) except -1
     cdef bint suits(self) except -1
     cdef bint enter(self, int credit) except -1
     cdef int leave(self) except -1

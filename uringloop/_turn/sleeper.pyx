@@ -17,7 +17,7 @@ epoll instance, of which each loop has one:
 
 AT_EPOLL, the instance also has the descriptor by which the ring ends a sleep (at_epoll.h), and the
 waker of other threads: the kernel's ring does not write to its eventfd from within a write to
-another eventfd (seen on 6.18: the first time it does, later never). IN_RING, the watched
+another eventfd (on 6.18 it does so once, and never again). IN_RING, the watched
 descriptors are alone there, and the ring polls the listening sockets.
 
 A loop goes to AT_EPOLL when the ring has brought nothing but events for `needed` turns in a row,
@@ -27,9 +27,10 @@ or when another process accepts from one of its sockets. It stays while it has c
     a sleep that a connection has ended                          sets it to CONNECTION_CREDIT
     a short sleep that the ring has ended                        costs RING_COST
     a long one, in a process with shared sockets: it is free     sets it to CONNECTION_CREDIT
-    a turn without a sleep that looks and finds nothing          costs LOOK_COST
+    a turn without a sleep that finds no watched descriptor ready    costs LOOK_COST
 
-Only the loop's thread may call, and in critical sections of the watchers also other threads.
+Only the loop's thread may call. Other threads may call control(), in a critical section of the
+watchers.
 """
 
 cimport cython
@@ -47,7 +48,16 @@ from uringloop._kernel.epoll cimport (
     epoll_ctl,
     epoll_event,
 )
-from uringloop._kernel.errors cimport EEXIST, EINTR, errno, os_error
+from uringloop._kernel.errors cimport (
+    EEXIST,
+    EINTR,
+    EMFILE,
+    ENFILE,
+    ENOMEM,
+    ENOSPC,
+    errno,
+    os_error,
+)
 from uringloop._kernel.libc cimport close
 from uringloop._ring.at_epoll cimport (
     uring_join_epoll,
@@ -109,6 +119,10 @@ cdef class EpollUser(Flushable):
         """Look for what epoll may have missed: nothing has happened for some time."""
         return 0
 
+    cdef int on_close(self) except -1:
+        """Close what this user has beside the instance, which is about to be closed."""
+        return 0
+
 
 @cython.final
 cdef class Sleeper:
@@ -134,17 +148,22 @@ cdef class Sleeper:
         self.place = IN_RING
         self.quiet_ns = QUIET_NS
         self.needed = TURNS_MIN
-        # A kernel thread, a busy-polling loop and one that lets completions gather stay in the ring
-        # if they can.
+        # A loop with a kernel thread, one that busy-polls, and one that lets completions gather
+        # leave the ring only for shared sockets.
         if (not uses(EPOLL_SLEEP, ring.u.soft != NULL)
                 or ring.u.threaded or ring.spin_ns or ring.batch_ns):
             self.needed = NEVER
 
-    cdef int close_epoll(self) noexcept:
+    cdef int close_epoll(self) except -1:
+        """Close the instance, for good."""
         self.place = ALWAYS_IN_RING
-        if self.epoll_fd >= 0:
-            close(self.epoll_fd)
-            self.epoll_fd = -1
+        if self.listeners is not None:
+            self.listeners.on_close()
+        # Without a GIL another thread may be using the instance.
+        with cython.critical_section(self if self.watchers is None else self.watchers):
+            if self.epoll_fd >= 0:
+                close(self.epoll_fd)
+                self.epoll_fd = -1
         return 0
 
     cdef int control(self, int operation, int fd, epoll_event *event) noexcept:
@@ -162,6 +181,7 @@ cdef class Sleeper:
 
     cdef bint enter(self, int credit) except -1:
         """Sleep in epoll_wait(2) from now on; return False if the kernel does not permit it."""
+        cdef int res
         if self.place == AT_EPOLL:
             self.credit = max(self.credit, credit)
             return True
@@ -169,9 +189,13 @@ cdef class Sleeper:
         if self.place == ALWAYS_IN_RING or self.ring.must_fall_back():
             return False
         assert not self.exclusive
-        if uring_join_epoll(&self.ring.u, self.epoll_fd, WAKE) < 0 or self._add_waker() < 0:
+        res = uring_join_epoll(&self.ring.u, self.epoll_fd, WAKE)
+        if res >= 0:
+            res = self._add_waker()
+        if res < 0:
             uring_leave_epoll(&self.ring.u, self.epoll_fd)
-            self.place = ALWAYS_IN_RING
+            if res not in (-EMFILE, -ENFILE, -ENOMEM, -ENOSPC):
+                self.place = ALWAYS_IN_RING
             return False
         self.place = AT_EPOLL
         self.generation = self.ring.generation
@@ -202,10 +226,10 @@ cdef class Sleeper:
             # instance may have been closed.
             self.control(EPOLL_CTL_DEL, self.waker_fd, &event)
             uring_leave_epoll(&self.ring.u, self.epoll_fd)
-            if self.listeners is not None:
-                self.listeners.on_place()
             if self.watchers is not None:
                 self.watchers.on_place()
+            if self.listeners is not None:
+                self.listeners.on_place()
         return 0
 
     cdef int _give_up(self) except -1:
@@ -237,12 +261,14 @@ cdef class Sleeper:
     cdef int _sleep(self, int64_t timeout_ns) except -1:
         # The loop has entered for work that the kernel holds back. If the flag is still set, it is
         # stale (uring_has_task_work), and costs an enter for each sleep until the ring has work.
-        cdef bint by_ring = self.ring.has_task_work()
+        cdef bint is_stale = self.ring.has_task_work()
+        cdef bint by_ring = False
         cdef int64_t longest = self._longest_ns()
         cdef bint limited = longest and (timeout_ns == URING_FOREVER or timeout_ns > longest)
         cdef int64_t began, now
         if self.ring.spin(&timeout_ns):
-            return 0
+            # The turn does not sleep; what spins sees the ring only.
+            return self._look()
         # A forked child would take its parent's wake-ups.
         self.ring.check_inherited()
         if uring_pending(&self.ring.u):
@@ -262,7 +288,8 @@ cdef class Sleeper:
             self.ring.gather()
         if by_ring or self.found or self.connection.events:
             self.quiet_ns = QUIET_NS
-            self._rate(by_ring)
+        if by_ring or is_stale or self.found or self.connection.events:
+            self._rate(by_ring or is_stale)
             if self.credit <= 0:
                 # Events that have been fetched are reported again.
                 return self._give_up()
@@ -289,7 +316,7 @@ cdef class Sleeper:
         self.slept_ns = 0
         self.quiet_ns = QUIET_NS
         self.ring.check_inherited()
-        # A look finds what only the software ring's enter would find otherwise.
+        # A look also finds what a software ring has, which otherwise only an enter finds.
         if uring_pending(&self.ring.u) or self.ring.has_task_work() or (
                 not looks and self.ring.needs_enter()):
             self.ring.submit()

@@ -181,6 +181,7 @@ cdef class LoopCore:
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
                     or self.ring.has_completions() or self.has_starved()
                     or list_size(<PyObject*>self.flush_list)
+                    or list_size(<PyObject*>self.rearm_list)
                     or self.delivery_count)
     cdef int submit_and_wait(self) except -1
     cdef int sleep(self, int64_t timeout_ns) except -1

@@ -243,6 +243,7 @@ cdef class Watchers(EpollUser):
     cdef int on_place(self) except -1:
         """Take the request out of the ring, or arm it at the end of this turn."""
         if not self.waits_in_ring():
+            self.failures = 0
             return self.loop.ring.reap(&self.wait_op)
         return 0 if self.wait_op.in_flight else self.loop.add_rearm(self)
 
