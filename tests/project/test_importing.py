@@ -19,6 +19,7 @@ from types import ModuleType
 import pytest
 from support import seccomp
 from support.roles import run_script
+from support.sources import LIBRARY, module_of
 
 import uringloop
 from uringloop._cpython import loading
@@ -114,7 +115,8 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "top",
     }
     # The modules of private packages, except those that are loaded on first use.
-    private = {path for path in PACKAGE.glob("_*/*.py*") if path.suffix in (".py", ".pyi")}
+    private = {path for path in LIBRARY if path.suffix in (".py", ".pyx")}
+    private = {path for path in private if path.parent.name.startswith("_")}
     apart = ("_as_uvloop", "_kernel", "_pyinstaller")
     private = {p for p in private if p.parent.name not in apart}
     names = {f"{path.parent.name}.{path.stem}" for path in private}
@@ -297,9 +299,8 @@ def test_python_m_uringloop_lists_the_tools() -> None:
 
 
 def test_every_compiled_module_can_be_loaded() -> None:
-    stubs = [path for path in PACKAGE.glob("*/*.pyi") if path.parent.name != "bench"]
-    names = [f"uringloop.{path.parent.name}.{path.stem}" for path in stubs]
-    assert sorted(loading.MODULES) == sorted(names)
+    sources = [path for path in LIBRARY if path.suffix == ".pyx" and path.parent.name != "bench"]
+    assert sorted(loading.MODULES) == sorted(f"uringloop.{module_of(path)}" for path in sources)
 
 
 @pytest.mark.parametrize("name", loading.MODULES)
