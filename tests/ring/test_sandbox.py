@@ -30,6 +30,12 @@ def close_sandbox(calls, error):
     numbers = tuple(seccomp.ALONE[call] for call in calls.split("+"))
     seccomp.refuse(seccomp.SECCOMP_RET_ERRNO | getattr(errno, error), numbers)
 
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+    def data_received(self, data):
+        self.transport.write(data)
+
 async def many_datagrams():
     # More than an endpoint polls for: then it registers a buffer pool.
     arrived = asyncio.Queue()
@@ -312,12 +318,6 @@ def test_no_byte_is_lost_or_doubled_under_load(clients: int, calls: str, magnitu
 RUNS = (
     PRELUDE
     + """
-class Echo(asyncio.Protocol):
-    def connection_made(self, transport):
-        self.transport = transport
-    def data_received(self, data):
-        self.transport.write(data)
-
 async def ask(peer, data):
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(peer, data)
@@ -373,13 +373,7 @@ def test_loop_can_change_its_thread_after_the_sandbox_is_closed(calls: str) -> N
 SHARED = (
     PRELUDE
     + """
-import subprocess, time
-
-class Echo(asyncio.Protocol):
-    def connection_made(self, transport):
-        self.transport = transport
-    def data_received(self, data):
-        self.transport.write(data)
+import subprocess
 
 # As a process that accepts does.
 LOCK = "import fcntl, sys; fcntl.lockf(int(sys.argv[1]), fcntl.LOCK_SH, 1); sys.stdin.read()"

@@ -107,8 +107,7 @@ cdef class SharedListeners(EpollUser):
         self.spare_fd = -1
 
     def __dealloc__(self):
-        if self.spare_fd >= 0:
-            close(self.spare_fd)
+        self.use_spare()
 
     cdef int add(self, ListeningSocket listener) except -2:
         """Wait for connections of *listener*; return -1 if the kernel refuses."""
