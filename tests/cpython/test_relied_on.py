@@ -193,6 +193,8 @@ def own_names() -> set[str]:
         for declared in re.findall(r"^ *cdef ([^(=\n]+)", text, re.MULTILINE):
             found |= set(re.findall(r"(\w+) *(?:,|$)", declared))
         found |= set(re.findall(r"^    (\w+) =", text, re.MULTILINE))
+        # Attributes that code sets on an object with a dictionary.
+        found |= set(re.findall(r"\w\.(\w+) = ", text))
     return found
 
 
