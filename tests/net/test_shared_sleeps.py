@@ -27,6 +27,7 @@ from support.roles import (
     converse,
     in_thread,
     on_loop,
+    released,
     run_script,
     until,
 )
@@ -63,13 +64,24 @@ def companion(sock: socket.socket) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def shared(loop: Loop, sock: socket.socket, *, alone: bool = False):  # type: ignore[no-untyped-def]
-    """Serve *sock* beside a companion process, or alone."""
+    """Serve *sock* beside a companion process, or alone; then wait for the end of its connections.
+
+    The block has closed the clients.
+    """
+    served: list[Echo] = []
+
+    def serve() -> Echo:
+        served.append(Echo())
+        return served[-1]
+
     with contextlib.nullcontext() if alone else companion(sock):
-        server = await loop.create_server(Echo, sock=sock.dup())
+        server = await loop.create_server(serve, sock=sock.dup())
         try:
             yield server
         finally:
             await close_server(server)
+        for echo in served:
+            await released(echo.transport)
 
 
 either = pytest.mark.parametrize("alone", [False, True], ids=["company", "alone"])
