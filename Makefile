@@ -46,6 +46,7 @@ LINTED = noxfile.py setup.py uringloop tests benchmarks examples docs
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
 # What runs the tests. That of .ci/run runs a test that fails again, alone.
 PYTEST ?= -m pytest
+WORKERS = --numprocesses auto --dist worksteal
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 
 .NOTPARALLEL:
@@ -59,7 +60,7 @@ bench: $(VENV)/installed  ## Compare event loops on this machine; ARGS="--full" 
 	$(RUN) -m uringloop.bench $(ARGS)
 
 test: $(VENV)/installed  ## Install the package and run the tests on it; ARGS="tests/turn -x"
-	$(RUN) $(PYTEST) $(ARGS)
+	$(RUN) $(PYTEST) $(WORKERS) $(ARGS)
 
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	@echo "Compiling uringloop and installing it into $(VENV), with the packages for its benchmark and tests: one or two minutes"

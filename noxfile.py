@@ -34,6 +34,7 @@ PYTHONS = ["3.11", "3.12", "3.13", "3.14", "3.15", "3.14t", "3.15t"]
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
 # What runs the tests. That of .ci/run runs a test that fails again, alone.
 PYTEST = os.environ.get("PYTEST", "-m pytest").split()
+WORKERS = ("--numprocesses", "auto", "--dist", "worksteal")
 RINGS = ("io_uring", "soft")
 # A signal that ends a process is a negative status.
 ANY_STATUS = range(-64, 256)
@@ -139,33 +140,42 @@ def run_tests(session: nox.Session, *arguments: str, **variables: str) -> None:
 def tests(session: nox.Session) -> None:
     """Run the tests on the installed package."""
     install(session, "bench", "test")
-    run_tests(session, **gil_off(session))
+    run_tests(session, *WORKERS, **gil_off(session))
 
 
-# Tests that do not depend on the ring, and those that choose a ring themselves: some of these
-# disable io_uring for a moment, with the sysctl.
-LEFT_OUT = (
-    "frameworks",
-    "project/test_packaging.py",
-    "project/test_run_again.py",
-    "project/test_tidy.py",
-    "ring/test_backends.py",
-    "ring/test_features.py",
-    "ring/test_softring.py",
-    "ring/test_softring_files.py",
-    "tools/test_bench.py",
-    "tools/test_compare.py",
-    "tools/test_doctor.py",
+# The folders of tests whose results depend on the ring, and in them what does not, or chooses a
+# ring itself.
+RING_TESTS = ("files", "loop", "net", "process", "ring", "streams", "tls", "turn")
+OTHER_TESTS = (
+    *("files/test_files_properties.py", "files/test_fs_atomic.py"),
+    *("loop/test_bad_input.py", "loop/test_lasting_errors.py", "loop/test_parity.py"),
+    *("ring/test_backends.py", "ring/test_features.py", "ring/test_sandbox.py"),
+    *("ring/test_softring.py", "ring/test_softring_files.py", "ring/test_system_calls.py"),
 )
 
 
 # The asserts of a debug build check ownership.
 @nox.session(python=PYTHONS)
 def soft(session: nox.Session) -> None:
-    """Run the tests on the software ring, in a debug build."""
+    """Run the tests that depend on the ring on the software ring, in a debug build."""
     install(session, "bench", "test", URINGLOOP_DEBUG="1")
-    left_out = [f"--ignore=tests/{name}" for name in LEFT_OUT]
-    run_tests(session, *left_out, URINGLOOP_BACKEND="soft", **gil_off(session))
+    chosen = [f"tests/{name}" for name in RING_TESTS] if not session.posargs else []
+    chosen += [f"--ignore=tests/{name}" for name in OTHER_TESTS]
+    run_tests(session, *WORKERS, *chosen, URINGLOOP_BACKEND="soft", **gil_off(session))
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Run CPython's own tests of asyncio on the loop, and with compiled streams."""
+    install(session, "test")
+    run_tests(session, *WORKERS, "tests/conformance")
+
+
+@nox.session
+def ci(session: nox.Session) -> None:
+    """Run the tests of what the project builds and of the programs of its CI and benchmarks."""
+    install(session, "bench", "test")
+    run_tests(session, *WORKERS, "tests/ci", "tests/benchmarks")
 
 
 def gil_off(session: nox.Session) -> dict[str, str]:
@@ -274,9 +284,9 @@ def threads_stress(session: nox.Session) -> None:
 #
 # Freed memory stays in quarantine for a while, so two kinds of tests are left out: those of the
 # size of the process, and those of how long files delay other callbacks, because returning memory
-# takes tens of milliseconds. A browser does not start under the sanitizers. A child that is forked
-# while another thread allocates cannot allocate: the lock of the address sanitizer stays taken in
-# the child (gcc 12). For this reason a pool of forked processes hung in 3 of 500 runs.
+# takes tens of milliseconds. A child that is forked while another thread allocates cannot allocate:
+# the lock of the address sanitizer stays taken in the child (gcc 12). For this reason a pool of
+# forked processes hung in 3 of 500 runs.
 def run_sanitized(session: nox.Session, flag: str, runtime: str, *options: str) -> None:
     flags = f"-fsanitize={flag} -fno-omit-frame-pointer -g"
     install(session, "bench", "test", URINGLOOP_DEBUG="1", URINGLOOP_CFLAGS=flags)
@@ -289,10 +299,10 @@ def run_sanitized(session: nox.Session, flag: str, runtime: str, *options: str) 
         "LD_PRELOAD": " ".join(preloaded),
         "PYTHONMALLOC": "malloc" if has_gil(session) else "debug",
     }
-    chosen = ["--deselect", "tests/project/test_packaging.py", "-k", "not flat"]
-    chosen += ["--ignore", "tests/tools/test_bench_report.py"]
-    chosen += ["--ignore", "tests/files/test_files_time.py"]
+    chosen = ["-k", "not flat", "--ignore", "tests/files/test_files_time.py"]
     session.run("python", "-m", "pytest", *chosen, *session.posargs, *options, env=variables)
+    if not session.posargs:
+        session.run("python", "-m", "pytest", "tests/conformance", env=variables)
 
 
 def library_path(name: str) -> str:

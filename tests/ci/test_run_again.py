@@ -127,6 +127,17 @@ def test_what_a_second_run_would_hide_fails(tmp_path: Path, tests: str) -> None:
     assert outcome(tmp_path, tests).status != 0
 
 
+@pytest.mark.parametrize("tests", [STAYS["crash once"], STAYS["always"], STAYS["teardown once"]])
+def test_several_processes_hide_nothing(tmp_path: Path, tests: str) -> None:
+    assert outcome(tmp_path, tests, "--numprocesses=2").status != 0
+
+
+def test_an_accident_in_another_process_is_run_again(tmp_path: Path) -> None:
+    done = outcome(tmp_path, ACCIDENT, "--numprocesses=2")
+    assert done.status == 0, done.printed
+    assert "passed alone at try 1" in done.summary
+
+
 def test_a_run_that_was_stopped_fails(tmp_path: Path) -> None:
     done = outcome(tmp_path, ACCIDENT, "--exitfirst")
     assert done.status == 1

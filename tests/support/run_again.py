@@ -54,6 +54,9 @@ class Record:
         if report.when == "teardown":
             if report.failed:
                 self.final.append(f"{report.nodeid}: error in teardown")
+        elif report.failed and report.when not in ("setup", "call"):
+            # pytest-xdist says so of the test in which a worker has crashed.
+            self.final.append(f"{report.nodeid}: the interpreter has crashed")
         elif report.failed:
             sections = [f"-- {title} --\n{text}" for title, text in report.sections]
             self.failed[report.nodeid] = "\n".join([report.longreprtext, *sections])
@@ -68,7 +71,8 @@ class Record:
 def run_inside(path: str, only: str, options: Sequence[str]) -> int:
     """Run pytest in this process, and write the record to *path*."""
     record = Record(only)
-    status = int(pytest.main([*options], plugins=[record]))
+    alone = ["--numprocesses", "0"] if only else []
+    status = int(pytest.main([*options, *alone], plugins=[record]))
     Path(path).write_text(json.dumps(vars(record)))
     return status
 
