@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import machine
 from support.leaks import leak_checked
 from support.loops import FACTORIES, LoopFactory
 from support.tls_contexts import Contexts, client_context, server_context
@@ -53,6 +54,13 @@ def _frozen() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _machine() -> Iterator[None]:
+    """Have no test of another process switch io_uring off meanwhile."""
+    with machine.left_alone():
+        yield
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -17,12 +16,10 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TypedDict
 
 import pytest
-from support import seccomp
+from support import machine, seccomp
 from support.leaks import open_fds
 from support.loops import each_ring, on_io_uring
 from support.roles import in_thread
@@ -32,12 +29,11 @@ from uringloop._ring import features
 from uringloop._ring.backends import Backend, Choice
 
 FEATURES = tuple(features.FEATURES)
-SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
 
 # Errors of kernels, sandboxes and containers, with words of the cause and of the remedy.
 ALLOWS = "allow io_uring_setup"
 PROFILE = ("security policy", ALLOWS)
-if SYSCTL.exists() and SYSCTL.read_text() != "0\n" and os.geteuid() != 0:
+if machine.SYSCTL.exists() and machine.SYSCTL.read_text() != "0\n" and os.geteuid() != 0:
     # The sysctl is the more likely cause then.
     PROFILE = ("switched off", "sysctl")
 REFUSALS = {
@@ -365,38 +361,9 @@ def test_software_ring_makes_no_io_uring_call() -> None:
 # ── the sysctl kernel.io_uring_disabled ──────────────────────────────────────────────────────
 
 
-def may_switch() -> bool:
-    """Return whether this process may change the sysctl, by writing its present value."""
-    try:
-        SYSCTL.write_text(SYSCTL.read_text())
-    except OSError:
-        return False
-    return os.geteuid() == 0
-
-
 needs_switch = pytest.mark.skipif(
-    not may_switch(), reason=f"{SYSCTL} (6.6) is not there, or not ours to change"
+    not machine.may_switch(), reason=f"{machine.SYSCTL} (6.6) is not there, or not ours to change"
 )
-
-
-@contextlib.contextmanager
-def switched(value: str) -> Iterator[None]:
-    """Set kernel.io_uring_disabled for the block, which must be short: it affects the machine.
-
-    Signals that end a test run are blocked until the earlier value is restored, and other
-    callers of this function wait for that.
-    """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with SYSCTL.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        before = file.read()
-        try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-            SYSCTL.write_text(value)
-            yield
-        finally:
-            SYSCTL.write_text(before)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def while_switched(value: str, script: str) -> list[str]:
@@ -410,7 +377,7 @@ def while_switched(value: str, script: str) -> list[str]:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         try:
-            with switched(value):
+            with machine.switched(value):
                 out, err = child.communicate("go\n", timeout=10)
         finally:
             child.kill()
