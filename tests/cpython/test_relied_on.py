@@ -32,6 +32,8 @@ OTHERS = {"_replace", "_fixtureinfo", "_nest_patched", "_install_sigquit_handler
 OTHERS |= {"_report_sections", "_initrequest", "_instance", "_obj"}
 # A documented function of the standard library.
 OTHERS |= {"_exit"}
+# What files keep for a loop, in the loop's dictionary (FilesOfLoop).
+OTHERS |= {"_files"}
 
 WORDS = {
     word for row in TABLE for name in (row.owner, *row.names.split()) for word in name.split(".")
@@ -193,8 +195,6 @@ def own_names() -> set[str]:
         for declared in re.findall(r"^ *cdef ([^(=\n]+)", text, re.MULTILINE):
             found |= set(re.findall(r"(\w+) *(?:,|$)", declared))
         found |= set(re.findall(r"^    (\w+) =", text, re.MULTILINE))
-        # Attributes that code sets on an object with a dictionary.
-        found |= set(re.findall(r"\w\.(\w+) = ", text))
     return found
 
 
