@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from programs import Process, needs_elsewhere, process, python
-from support import seccomp
+from support import machine, seccomp
 from support.documents import DOCS, blocks
 from support.roles import PATIENCE, unused_port, wait_until
 
@@ -158,8 +158,7 @@ def test_dask_runs_on_this_loop_in_every_process(tmp_path: Path) -> None:
 
 
 def test_a_container_that_refuses_io_uring_shows_the_line_of_the_recipe() -> None:
-    sysctl = Path("/proc/sys/kernel/io_uring_disabled")
-    if sysctl.exists() and sysctl.read_text() != "0\n":
+    if machine.SYSCTL.exists() and machine.SYSCTL.read_text() != "0\n":
         pytest.skip("the line names the sysctl here")
     script = "import uringloop; uringloop.new_event_loop().close()"
     ended = seccomp.run("-c", script, under="EPERM", URINGLOOP_WARN_FALLBACK="")

@@ -14,7 +14,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-SYSCTL = Path("/proc/sys/kernel/io_uring_disabled")
+from uringloop._ring import backends
+
+SYSCTL = Path(backends.SYSCTL)
 
 # The file whose lock the running test holds; empty where the kernel has no such file (before 6.6).
 _held: list[io.TextIOWrapper] = []
