@@ -145,9 +145,8 @@ def tests(session: nox.Session) -> None:
 
 # The folders of tests whose results depend on the ring, and in them what does not, or chooses a
 # ring itself.
-RING_TESTS = ("files", "loop", "net", "process", "ring", "streams", "tls", "turn")
+RING_TESTS = ("files", "loop", "net", "process", "ring", "streams", "threads", "tls", "turn")
 OTHER_TESTS = (
-    *("files/test_files_properties.py", "files/test_fs_atomic.py"),
     *("loop/test_bad_input.py", "loop/test_lasting_errors.py", "loop/test_parity.py"),
     *("ring/test_backends.py", "ring/test_features.py", "ring/test_sandbox.py"),
     *("ring/test_softring.py", "ring/test_softring_files.py", "ring/test_system_calls.py"),
@@ -159,8 +158,8 @@ OTHER_TESTS = (
 def soft(session: nox.Session) -> None:
     """Run the tests that depend on the ring on the software ring, in a debug build."""
     install(session, "bench", "test", URINGLOOP_DEBUG="1")
-    chosen = [f"tests/{name}" for name in RING_TESTS] if not session.posargs else []
-    chosen += [f"--ignore=tests/{name}" for name in OTHER_TESTS]
+    folders = " ".join(f"tests/{name}" for name in RING_TESTS)
+    chosen = ["-o", f"testpaths={folders}", *(f"--ignore=tests/{name}" for name in OTHER_TESTS)]
     run_tests(session, *WORKERS, *chosen, URINGLOOP_BACKEND="soft", **gil_off(session))
 
 
