@@ -145,8 +145,8 @@ STEPS = (
     ("run_ready", "run the callbacks that were ready"),
     ("collect", "dispatch the completions that were there"),
     ("deliver_due", "deliver what transports have kept"),
+    ("sleeper.deliver", "run the callbacks for events of a sleep at epoll"),
     ("run_due", "run the timers that were due"),
-    ("rearm_all", "put watchers that have run onto the flush list"),
     ("flush_all", "one send for each transport that wrote"),
     ("submit_and_wait", "one io_uring_enter; sleeps if nothing is ready"),
 )

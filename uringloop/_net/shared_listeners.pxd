@@ -3,9 +3,8 @@
 from libc.stdint cimport int64_t
 
 from uringloop._ring.ring cimport Operation
-from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.sleeper cimport EpollUser, Sleeper
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport Flushable, LoopCore
 
 
 cdef enum:

@@ -34,14 +34,13 @@ from uringloop._kernel.wakeup cimport uring_new_wake_fd
 from uringloop._net.shared_sockets cimport uring_is_crowded, uring_is_shared, uring_mark_shared
 from uringloop._ring.features cimport SHARED_ACCEPT, uses
 from uringloop._ring.uring cimport uring_is_usable
-from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.sleeper cimport (
     CONNECTION_CREDIT,
     EpollUser,
     listening_fd,
     listening_key,
 )
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport Flushable, LoopCore
 
 
 cdef enum:

@@ -4,8 +4,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t
 
-from uringloop._turn.flushable cimport Flushable
-from uringloop._turn.turn cimport LoopCore
+from uringloop._turn.turn cimport Flushable, LoopCore
 
 
 cdef class Connections:

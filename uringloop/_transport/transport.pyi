@@ -6,8 +6,7 @@ from typing import Self
 
 from typing_extensions import disjoint_base
 
-from uringloop._turn.flushable import Flushable
-from uringloop._turn.turn import LoopCore
+from uringloop._turn.turn import Flushable, LoopCore
 
 @disjoint_base
 class Connections:

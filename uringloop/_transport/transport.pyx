@@ -50,9 +50,8 @@ from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport close
 from uringloop._kernel.waits cimport uring_lingers
 from uringloop._transport.asyncio_reader cimport call_connection_lost
-from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.handles cimport Handle, fill
-from uringloop._turn.turn cimport LoopCore, is_elsewhere
+from uringloop._turn.turn cimport Flushable, LoopCore, is_elsewhere
 
 
 # asyncio's sendfile() requires this subclass of asyncio.Transport.

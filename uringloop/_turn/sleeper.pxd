@@ -4,7 +4,6 @@ from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._kernel.epoll cimport epoll_event
 from uringloop._ring.ring cimport Ring
-from uringloop._turn.flushable cimport Flushable
 
 
 cdef enum:
@@ -26,8 +25,9 @@ cdef enum Place:
     ALWAYS_IN_RING      # the kernel has refused what AT_EPOLL needs
 
 
-cdef class EpollUser(Flushable):
+cdef class EpollUser:
     # Has descriptors in the loop's epoll instance.
+    cdef int arm(self) except -1
     cdef int on_ready(self, epoll_event *events, int count) except -1
     cdef int on_place(self) except -1
     cdef int on_quiet(self) except -1
@@ -42,6 +42,7 @@ cdef class Sleeper:
     cdef EpollUser watchers     # of the program's descriptors; None in a loop without I/O
     cdef EpollUser listeners    # the shared listening sockets; None before the first
     cdef int watching           # the program watches descriptors; any thread may set it
+    cdef bint unarmed           # IN_RING: before the next sleep the watchers have to arm a request
     cdef bint exclusive         # the listening sockets are in the instance, not polled by the ring
     cdef epoll_event[EVENTS_MAX] events     # of watched descriptors, not delivered yet
     cdef int found              # their number, or -errno of the newest epoll_wait(2)
@@ -65,10 +66,14 @@ cdef class Sleeper:
 
     cdef inline int wait(self, int64_t timeout_ns) except -1:
         """Submit what is prepared, and sleep."""
+        if self.unarmed:
+            self._arm()
         return self._sleep(timeout_ns) if self.place == AT_EPOLL else self.ring.wait(timeout_ns)
 
     cdef inline int submit(self) except -1:
         """Submit what is prepared, and fetch what is there, in a turn without a sleep."""
+        if self.unarmed:
+            self._arm()
         if self.place == AT_EPOLL:
             return self._look()
         return self.ring.submit() if self.ring.needs_enter() else 0
@@ -83,6 +88,7 @@ cdef class Sleeper:
         return self._deliver() if self.found or self.connection.events else 0
 
     cdef int _add_waker(self) noexcept
+    cdef int _arm(self) except -1
     cdef int64_t _longest_ns(self) noexcept
     cdef int _sleep(self, int64_t timeout_ns) except -1
     cdef int _rate(self, bint by_ring) noexcept

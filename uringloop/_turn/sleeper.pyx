@@ -105,7 +105,11 @@ cdef enum:
 cdef uint64_t WAKE = <uint64_t>-1
 
 
-cdef class EpollUser(Flushable):
+cdef class EpollUser:
+
+    cdef int arm(self) except -1:
+        """Have the ring wait for this user's events."""
+        raise NotImplementedError
 
     cdef int on_ready(self, epoll_event *events, int count) except -1:
         """Handle *count* events of this user's descriptors; -errno if the wait has failed."""
@@ -251,6 +255,12 @@ cdef class Sleeper:
         return 0
 
     # ── sleeping ─────────────────────────────────────────────────────────────────────────────
+
+    cdef int _arm(self) except -1:
+        """Arm the watchers' request: this turn's callbacks, which cause new events, have run."""
+        self.watchers.arm()
+        self.unarmed = False
+        return 0
 
     cdef int64_t _longest_ns(self) noexcept:
         """Return how long a sleep may be at most, 0 if it may be as long as it likes."""

@@ -12,7 +12,6 @@ from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
-from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.inbox cimport Inbox
@@ -62,6 +61,17 @@ cdef struct Counters:
     int64_t lag_max_ns
 
 
+cdef class Flushable:
+    # An object with work for the end of a turn: a transport.
+    cdef bint flush_queued      # on the loop's flush list
+    cdef bint delivery_queued   # on the loop's list of deliveries
+
+    cdef int flush(self) except -1
+    cdef int flush_alone(self) except -1
+    cdef int rearm(self) except -1
+    cdef int deliver_more(self) except -1
+
+
 cdef class LoopCore:
     cdef Ring ring
     cdef BufferPool pool            # of the streams
@@ -77,7 +87,6 @@ cdef class LoopCore:
     # The next flush_list, empty: the lists take turns, so that none is new after a run. None while
     # flush_all() runs; a run that is nested in it makes its own.
     cdef list flushed_list
-    cdef list rearm_list        # of Flushable, armed again after the turn's callbacks
     cdef object deliveries      # deque of Flushable: each delivers after the next turn's callbacks
     cdef Py_ssize_t delivery_count      # its length
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
@@ -181,7 +190,6 @@ cdef class LoopCore:
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
                     or self.ring.has_completions() or self.has_starved()
                     or list_size(<PyObject*>self.flush_list)
-                    or list_size(<PyObject*>self.rearm_list)
                     or self.delivery_count)
     cdef int submit_and_wait(self) except -1
     cdef int sleep(self, int64_t timeout_ns) except -1
@@ -189,8 +197,6 @@ cdef class LoopCore:
     cdef int submit(self) except -1
     cdef int add_flush(self, Flushable item) except -1
     cdef int flush_early(self) except -1
-    cdef int add_rearm(self, Flushable item) except -1
-    cdef int rearm_all(self) except -1
     cdef int add_delivery(self, Flushable item) except -1
     cdef int deliver_due(self, Py_ssize_t count) except -1
     cdef int starve(self, Flushable item, BufferPool pool) except -1

@@ -12,6 +12,9 @@ _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 @disjoint_base
+class Flushable: ...
+
+@disjoint_base
 class LoopCore:
     slow_callback_duration: float
     _del_closes: bool

@@ -5,9 +5,9 @@
     collect         dispatch the completions that were there when the turn began; the enters that
                     fetch completions held back by the kernel also submit what protocols wrote
     deliver_due     deliver what transports have left for this turn
+    sleeper.deliver run the callbacks for events that a sleep at epoll has brought
     run_due         run the timers that were due when the turn began
-    rearm_all       put watchers whose callbacks have run onto the flush list
-    flush_all       submit one send for each transport that wrote, and wait for epoll again
+    flush_all       submit one send for each transport that wrote
     submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
 
 That is asyncio's order: callbacks, completions, timers. What these cause runs in the next turn.
@@ -44,7 +44,6 @@ from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
-from uringloop._turn.flushable cimport Flushable
 from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport (
     Handle, TimerHandle, fill, format_handle, is_unshared, nanoseconds,
@@ -69,6 +68,24 @@ cdef object FUTURE = asyncio.Future
 cdef tuple NO_ARGS = ()
 
 
+cdef class Flushable:
+
+    cdef int flush(self) except -1:
+        raise NotImplementedError
+
+    cdef int flush_alone(self) except -1:
+        """Flush the only item of the list."""
+        return self.flush()
+
+    cdef int rearm(self) except -1:
+        """Arm again the receive that has found no buffer."""
+        raise NotImplementedError
+
+    cdef int deliver_more(self) except -1:
+        """Deliver what was left in an earlier turn."""
+        raise NotImplementedError
+
+
 cdef class LoopCore:
 
     def __cinit__(self, *args, **kwargs):
@@ -76,7 +93,6 @@ cdef class LoopCore:
         self.inbox = Inbox()
         self.flush_list = []
         self.flushed_list = []
-        self.rearm_list = []
         self.deliveries = deque()
         self.timers = TimerHeap()
         self.sleeper = Sleeper()
@@ -269,8 +285,6 @@ cdef class LoopCore:
         self.sleeper.deliver()
         if self.timers.due_end:
             self.run_due()
-        if list_size(<PyObject*>self.rearm_list):
-            self.rearm_all()
         self.flush_all()
         end_turn(&self.times)
         self.submit_and_wait()
@@ -469,26 +483,13 @@ cdef class LoopCore:
         PyErr_CheckSignals()
         return 0
 
-    # ── for transports and watchers ──────────────────────────────────────────────────────────
+    # ── for transports ───────────────────────────────────────────────────────────────────────
 
     cdef int add_flush(self, Flushable item) except -1:
         """Have *item* flushed at the end of this turn."""
         if not item.flush_queued:
             item.flush_queued = True
             self.flush_list.append(item)
-        return 0
-
-    cdef int add_rearm(self, Flushable item) except -1:
-        """Have *item* armed again after this turn's callbacks, and not by an early flush."""
-        if not item.flush_queued:
-            item.flush_queued = True
-            self.rearm_list.append(item)
-        return 0
-
-    cdef int rearm_all(self) except -1:
-        """Put the watchers onto the flush list: the callbacks for their events have run."""
-        self.flush_list += self.rearm_list
-        self.rearm_list.clear()
         return 0
 
     cdef int add_delivery(self, Flushable item) except -1:
@@ -600,7 +601,7 @@ cdef class LoopCore:
             self.ready.spare.clear()
             self.timers.spare.clear()
             self.freelist.clear()
-            for each in (self.flush_list, self.rearm_list, self.deliveries, self.pool.starved,
+            for each in (self.flush_list, self.deliveries, self.pool.starved,
                          self.datagram_pool.starved):
                 each.clear()
             self.delivery_count = 0

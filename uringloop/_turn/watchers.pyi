@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Self, final
 
-from uringloop._turn.flushable import Flushable
 from uringloop._turn.turn import LoopCore
 
 RETRY_DELAY: int
@@ -15,7 +14,7 @@ def transport_of(loop: LoopCore, fd: int) -> asyncio.Transport | None: ...
 class Watched: ...
 
 @final
-class Watchers(Flushable):
+class Watchers:
     def __new__(cls, loop: LoopCore) -> Self: ...
     def watch(
         self,

@@ -148,7 +148,7 @@ cdef class Watchers(EpollUser):
     def arm_later(self):
         """Arm the wait at the end of this turn, or of the first one of the next run."""
         if self.loop is not None and self.waits_in_ring() and not self.wait_op.in_flight:
-            self.loop.add_rearm(self)
+            self.loop.sleeper.unarmed = True
 
     @cython.critical_section
     def remove(self, fd, unsigned int event):
@@ -186,10 +186,7 @@ cdef class Watchers(EpollUser):
         if self.loop is None:
             raise RuntimeError("Event loop is closed")
         self.resumed += 1
-        if not self.wait_op.in_flight and self not in self.loop.rearm_list:
-            # An outer flush_all(), which this run interrupts, may have taken it off the list.
-            self.flush_queued = True
-            self.loop.rearm_list.append(self)
+        self.loop.sleeper.unarmed = True
 
     @cython.critical_section
     def close(self):
@@ -224,9 +221,6 @@ cdef class Watchers(EpollUser):
 
     # ── readiness ────────────────────────────────────────────────────────────────────────────
 
-    cdef int flush(self) except -1:
-        return self.arm()
-
     cdef int arm(self) except -1:
         cdef io_uring_sqe *sqe
         if (self.wait_op.in_flight or not self.watched or self.retrying
@@ -245,7 +239,8 @@ cdef class Watchers(EpollUser):
         if not self.waits_in_ring():
             self.failures = 0
             return self.loop.ring.reap(&self.wait_op)
-        return 0 if self.wait_op.in_flight else self.loop.add_rearm(self)
+        self.loop.sleeper.unarmed = True
+        return 0
 
     cdef int on_completion(self, int res) except -1:
         if not self.waits_in_ring():
@@ -349,7 +344,8 @@ cdef class Watchers(EpollUser):
                 sleeper.enter(CREDIT_MAX)
         elif not self.watched and not sleeper.exclusive:
             sleeper.leave()
-        return self.loop.add_rearm(self) if self.waits_in_ring() else 0
+        sleeper.unarmed = self.waits_in_ring()
+        return 0
 
     cdef Watched watched_by(self, uint64_t key):
         """Return the Watched of an event's *key*; None if it was removed or changed since."""

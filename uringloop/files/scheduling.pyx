@@ -29,7 +29,6 @@ from uringloop._cpython.pyapi cimport (
     PyUnicode_CopyCharacters,
     PyUnicode_MAX_CHAR_VALUE,
     PyUnicode_New,
-    list_size,
     take_bytes,
     take_text,
     this_thread,
@@ -95,7 +94,7 @@ cdef bint turn_would_be_idle(LoopCore loop) except -1:
     # The software ring would need a system call.
     if loop.ring.u.soft != NULL or not loop.is_idle():
         return False
-    if list_size(<PyObject*>loop.rearm_list) or loop.ring.needs_enter() or loop.timers.due_end:
+    if loop.sleeper.unarmed or loop.ring.needs_enter() or loop.timers.due_end:
         return False
     deadline = loop.timers.next_deadline_ns()
     return deadline == NO_DEADLINE or deadline > loop.now_ns()
