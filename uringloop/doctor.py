@@ -164,7 +164,7 @@ def examine() -> Report:
     else:
         backend, reason = loop.backend, loop.backend_reason
         loop.close()
-    states = {**features.report(kernel=backend == backends.IO_URING), **stdlib.report()}
+    states = {**features.report(backend), **stdlib.report()}
     return {
         "uringloop": __version__,
         "python": platform.python_version(),

@@ -60,10 +60,10 @@ def ask_kernel() -> None:
     if options.BACKEND.value(None) != backends.AUTO or backends.known_refusal() is not None:
         return
     try:
-        features.report(kernel=True)
+        features.report(backends.IO_URING)
     except OSError as exc:
         if backends.is_refusal(exc):
-            reason = backends.refuse(exc, lasting=True)
+            reason = backends.record_refusal(exc)
             if options.WARN_FALLBACK.value():
                 backends.warn_fallback_at_start(reason)
 

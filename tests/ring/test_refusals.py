@@ -7,19 +7,17 @@ import os
 
 import pytest
 
-from uringloop._ring import backends
+from uringloop._ring import backends, features
 
 ALLOW = backends.ALLOW
 
 
-def test_refusal_of_a_kernel_thread_does_not_affect_other_loops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_refusal_is_recorded_unless_it_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_refusal", None)
-    refusal = PermissionError(errno.EPERM, "no")
-    assert backends.refuse(refusal, lasting=False)
+    monkeypatch.setattr(features, "kernel_ring_has_worked", lambda: True)
+    assert backends.record_refusal(OSError(errno.ENOMEM, "no"))
     assert backends.known_refusal() is None
-    reason = backends.refuse(refusal, lasting=True)
+    reason = backends.record_refusal(PermissionError(errno.EPERM, "no"))
     assert backends.known_refusal() == reason
 
 

@@ -137,11 +137,12 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         refusal = backends.known_refusal() if wanted == backends.AUTO else None
         if wanted != backends.SOFT and refusal is None:
             try:
-                super().__init__(busy_poll_us, batch_wait_us, sqpoll, cpu)
+                super().__init__(backends.IO_URING, busy_poll_us, batch_wait_us, sqpoll, cpu)
             except OSError as exc:
                 if wanted == backends.IO_URING or not backends.is_refusal(exc):
                     raise backends.with_cause(exc) from None
-                refusal = backends.refuse(exc, lasting=not sqpoll)
+                # Other loops need not have a kernel thread: then the refusal concerns this one only.
+                refusal = backends.reason_of(exc) if sqpoll else backends.record_refusal(exc)
             else:
                 self._backend = backends.IO_URING
                 if wanted == backends.AUTO:
@@ -150,7 +151,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         self._backend = backends.SOFT
         self._backend_reason = refusal or self._backend_reason
         try:
-            super().__init__(busy_poll_us, batch_wait_us, soft=True)
+            super().__init__(backends.SOFT, busy_poll_us, batch_wait_us)
         except OSError as exc:
             raise backends.with_cause(exc) from None
         return refusal

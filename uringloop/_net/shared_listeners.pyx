@@ -32,7 +32,7 @@ from uringloop._kernel.libc cimport POLLIN, close, sched_yield
 from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot, uring_may_accept
 from uringloop._kernel.wakeup cimport uring_new_wake_fd
 from uringloop._net.shared_sockets cimport uring_is_crowded, uring_is_shared, uring_mark_shared
-from uringloop._ring.features cimport SHARED_ACCEPT, uses
+from uringloop._ring.features cimport SHARED_ACCEPT
 from uringloop._ring.uring cimport uring_is_usable
 from uringloop._turn.sleeper cimport (
     CONNECTION_CREDIT,
@@ -113,7 +113,7 @@ cdef class SharedListeners(EpollUser):
         self.loop.ring.check_inherited()
         if listener.fd in self.listeners:
             return 0
-        if not uses(SHARED_ACCEPT, self.loop.ring.u.soft != NULL) or self.keep_spare() < 0:
+        if not self.loop.ring.uses(SHARED_ACCEPT) or self.keep_spare() < 0:
             return -1
         self.listeners[listener.fd] = listener
         count_loop(listener, 1)

@@ -684,7 +684,7 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.adopt(loop, sock, socket_extra(sock, peername))
     transport.use_protocol(protocol)
-    if family_of(sock) == AF_UNIX and not uses(UNIX_MULTISHOT, transport.loop.ring.u.soft != NULL):
+    if family_of(sock) == AF_UNIX and not transport.loop.ring.uses(UNIX_MULTISHOT):
         transport.polls_left = ALWAYS_POLLED
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

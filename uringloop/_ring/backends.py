@@ -110,18 +110,15 @@ def is_refusal(exc: OSError) -> bool:
     return exc.errno in REFUSALS
 
 
-def refuse(exc: OSError, lasting: bool) -> str:
-    """Return why the kernel refused a ring, and record the reason if the refusal is *lasting*.
+def record_refusal(exc: OSError) -> str:
+    """Return why the kernel refused a ring, and record the reason if the refusal is lasting.
 
-    The refusal of a ring with options that other loops need not have is not lasting: it concerns
-    this loop only. Neither is ENOMEM once a ring has worked in this process: the limit of locked
-    memory, which rings count towards, is shared by all processes of the user.
+    ENOMEM is not lasting once a ring has worked in this process: the limit of locked memory, which
+    rings count towards, is shared by all processes of the user.
     """
     global _refusal
-    if exc.errno == errno.ENOMEM and features.kernel_ring_has_worked():
-        lasting = False
     reason = reason_of(exc)
-    if lasting:
+    if exc.errno != errno.ENOMEM or not features.kernel_ring_has_worked():
         _refusal = reason
     return reason
 

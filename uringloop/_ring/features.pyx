@@ -57,12 +57,25 @@ cdef unsigned int kernel_tried = False
 cdef unsigned int paths_tried = False
 
 
-cdef bint uses(unsigned int feature, bint soft=False) noexcept:
-    """Return whether a ring has *feature* and it is enabled; `try_kernel` must have run before."""
-    cdef unsigned int enabled = feature & ~load_uint(&disabled)
-    if enabled & CACHED_PATHS and not load_uint(&paths_tried):
+cdef bint uses(unsigned int feature) noexcept:
+    """Return whether the kernel's ring has *feature* and it is enabled, after `try_kernel`.
+
+    Some features are those of either ring: then this answers for both (Ring.uses knows its kind).
+    """
+    return enabled(feature) & load_uint(&present) != 0
+
+
+cdef bint software_uses(unsigned int feature) noexcept:
+    """Return whether the software ring has *feature* and it is enabled."""
+    return enabled(feature) & load_uint(&soft_present) != 0
+
+
+cdef unsigned int enabled(unsigned int feature) noexcept:
+    """Return *feature*, or 0 if it is disabled."""
+    cdef unsigned int wanted = feature & ~load_uint(&disabled)
+    if wanted & CACHED_PATHS and not load_uint(&paths_tried):
         try_paths()
-    return enabled & load_uint(&soft_present if soft else &present) != 0
+    return wanted
 
 
 cdef void try_paths() noexcept:
@@ -122,16 +135,19 @@ def answer_to_call(str name):
     return uring_ask_call(number) if number >= 0 else 0
 
 
-def report(kernel):
-    """Return "used", "absent" or "disabled" for the name of each feature.
+def report(backend):
+    """Return "used", "absent" or "disabled" for the name of each feature of the ring *backend*.
 
-    With *kernel*, for the kernel's ring: raises OSError if the kernel refuses one. Without, for
-    the software ring; the kernel is not probed then.
+    For "io_uring" this raises OSError if the kernel refuses a ring; otherwise the features are
+    those of the software ring, and the kernel is not probed.
     """
-    if kernel:
+    if backend == "io_uring":
         try_kernel()
+        used = {name for name, bit in FEATURES.items() if uses(bit)}
+    else:
+        used = {name for name, bit in FEATURES.items() if software_uses(bit)}
     return {
         name: "disabled" if load_uint(&disabled) & <unsigned int>bit
-        else "used" if uses(bit, soft=not kernel) else "absent"
+        else "used" if name in used else "absent"
         for name, bit in FEATURES.items()
     }

@@ -92,6 +92,7 @@ cdef class Ring:
         return self.check_inherited() if uring_is_inherited(&self.u) else 0
 
     cdef unsigned int forks(self) noexcept
+    cdef bint uses(self, unsigned int feature) noexcept
     cdef int check_inherited(self) except -1
     cdef io_uring_sqe *submission(self) except NULL
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1
@@ -124,6 +125,7 @@ cdef class Ring:
     cdef int drain(self) except -1
     cdef int close(self) except -1
 
+    cdef int _begin(self, int res) except -1
     cdef void _forget(self) noexcept
     cdef int _link(self, io_uring_sqe *sqe, Operation *op, Operation *head) except -1
     cdef void _unlink(self, Operation *op) noexcept
@@ -137,7 +139,8 @@ cdef class Ring:
     cdef Operation *_last_submitted(self) noexcept
     cdef void _install(self, uring *fresh) noexcept
     cdef void _move_aside(self, Operation *orphans) noexcept
-    cdef int _open_successor(self, uring *fresh, bint soft) except -1
+    cdef int _open_successor(self, uring *fresh) except -1
+    cdef int _open_soft_successor(self, uring *fresh) except -1
     cdef void _move_submissions(self, uring *fresh) noexcept
     cdef int _await_workers(self) except -1
     cdef void _leave_opens(self) noexcept
@@ -146,6 +149,9 @@ cdef class Ring:
     cdef int _abandon(self) noexcept
 
 
+cdef Ring open_ring()
+cdef Ring open_ring_with_thread(unsigned int idle_ms, int cpu)
+cdef Ring open_software_ring()
 cdef object wrong_thread()
 
 

@@ -57,7 +57,14 @@ from uringloop._kernel.trace cimport (
     uring_trace_enter,
     uring_trace_start,
 )
-from uringloop._ring.features cimport MIN_WAIT, NO_IOWAIT, QUIET_SENDS, try_kernel, uses
+from uringloop._ring.features cimport (
+    MIN_WAIT,
+    NO_IOWAIT,
+    QUIET_SENDS,
+    software_uses,
+    try_kernel,
+    uses,
+)
 from uringloop._ring.forks cimport (
     uring_forget,
     uring_forks,
@@ -81,12 +88,14 @@ from uringloop._ring.uring cimport (
     uring_is_forbidden,
     uring_is_usable,
     uring_life,
-    uring_disable_features,
+    uring_disable_min_wait,
+    uring_disable_no_iowait,
     uring_limit_workers,
     uring_move_submission,
     uring_needs_enter,
     uring_open,
     uring_open_soft,
+    uring_open_soft_successor,
     uring_open_successor,
     uring_open_threaded,
     uring_pending,
@@ -162,32 +171,22 @@ cdef class Ring:
         self.trace.fd = -1
         self.old_completions_dispatched = True
 
-    def __init__(self, unsigned int thread_idle_ms=0, int thread_cpu=-1, bint soft=False):
-        """Open a ring. Raises OSError where the kernel refuses one.
-
-        With *thread_idle_ms* a kernel thread takes the submissions (SQPOLL), and sleeps after so
-        many milliseconds without work; *thread_cpu* is its processor, -1 for any. Raises ValueError
-        if this process may not use that processor. With *soft* it is a software ring, which has no
-        such thread.
-        """
-        cdef int res
-        if soft:
-            res = uring_open_soft(&self.u, SQ_ENTRIES, CQ_ENTRIES)
-        else:
-            try_kernel()
-            if thread_idle_ms:
-                res = uring_open_threaded(
-                    &self.u, SQ_ENTRIES_OF_THREAD, CQ_ENTRIES, thread_idle_ms, thread_cpu)
-            else:
-                res = uring_open(&self.u, SQ_ENTRIES, CQ_ENTRIES)
-        if res == -ENXIO:
-            raise ValueError(f"this process may not use processor {thread_cpu}")
+    cdef int _begin(self, int res) except -1:
+        """Begin with a ring that was opened with the result *res*."""
         if res < 0:
             raise os_error(res, self.u.call.decode())
         # A kernel thread may take a quiet send while the loop sleeps: nothing would confirm it.
-        self.quiet_sends = uses(QUIET_SENDS, soft) and not self.u.threaded
-        uring_disable_features(&self.u, not uses(NO_IOWAIT), not uses(MIN_WAIT, soft))
+        self.quiet_sends = self.uses(QUIET_SENDS) and not self.u.threaded
+        if not self.uses(NO_IOWAIT):
+            uring_disable_no_iowait(&self.u)
+        if not self.uses(MIN_WAIT):
+            uring_disable_min_wait(&self.u)
         uring_remember(&self.u)
+        return 0
+
+    cdef bint uses(self, unsigned int feature) noexcept:
+        """Return whether this ring has *feature* and it is enabled."""
+        return uses(feature) if self.u.soft == NULL else software_uses(feature)
 
     def __dealloc__(self):
         self._abandon()
@@ -577,7 +576,7 @@ cdef class Ring:
             self.dispatch()
             if self.generation != generation or not uring_is_usable(&self.u):
                 return 0
-        self._open_successor(&fresh, False)
+        self._open_successor(&fresh)
         # Move all operations aside: owners arm new ones while the list is walked.
         self._move_aside(&orphans)
         self._move_submissions(&fresh)
@@ -610,7 +609,7 @@ cdef class Ring:
         cdef unsigned int index = uring_head(&self.u)
         # The completions that the kernel holds back are lost: only an enter would post them.
         cdef bint lost = self.permission == ENTER_FORBIDDEN and uring_has_overflow(&self.u)
-        self._open_successor(&fresh, True)
+        self._open_soft_successor(&fresh)
         self._move_aside(&orphans)
         while index != uring_tail(&self.u):
             cqe = uring_completion(&self.u, index)
@@ -638,7 +637,7 @@ cdef class Ring:
 
     cdef void _install(self, uring *fresh) noexcept:
         if fresh.soft != NULL and self.u.soft == NULL:
-            self.quiet_sends = uses(QUIET_SENDS, True)
+            self.quiet_sends = software_uses(QUIET_SENDS)
             assert self.permission == FORBIDDEN or self.permission == ENTER_FORBIDDEN
             store_int_release(&self.permission, REPLACED)
         uring_take_place(&self.u, fresh)
@@ -653,18 +652,25 @@ cdef class Ring:
         while self.in_flight.next != &self.in_flight:
             move_first(&self.in_flight, orphans)
 
-    cdef int _open_successor(self, uring *fresh, bint soft) except -1:
+    cdef int _open_successor(self, uring *fresh) except -1:
         """Open a ring to replace this one; a software ring if the kernel refuses one."""
         cdef int res
         cdef str call
-        soft = soft or self.u.soft != NULL
-        res = uring_open_successor(fresh, &self.u, soft)
+        if self.u.soft != NULL:
+            return self._open_soft_successor(fresh)
+        res = uring_open_successor(fresh, &self.u)
         if res == 0:
             return 0
         call = fresh.call.decode()
-        if soft or uring_open_successor(fresh, &self.u, True) < 0:
+        if uring_open_soft_successor(fresh, &self.u) < 0:
             raise os_error(res, call)
         return self.forbid(res, call)
+
+    cdef int _open_soft_successor(self, uring *fresh) except -1:
+        cdef int res = uring_open_soft_successor(fresh, &self.u)
+        if res < 0:
+            raise os_error(res, fresh.call.decode())
+        return 0
 
     cdef void _move_submissions(self, uring *fresh) noexcept:
         """Move prepared submissions to another ring; their operations stay in flight."""
@@ -869,3 +875,34 @@ cdef class Ring:
         if not self.memory_pinned:
             self._abandon()
         return 0
+
+
+cdef Ring open_ring():
+    """Open a ring of the kernel. Raises OSError if the kernel refuses one."""
+    cdef Ring ring = Ring.__new__(Ring)
+    try_kernel()
+    ring._begin(uring_open(&ring.u, SQ_ENTRIES, CQ_ENTRIES))
+    return ring
+
+
+cdef Ring open_ring_with_thread(unsigned int idle_ms, int cpu):
+    """Open a ring whose submissions a kernel thread takes (SQPOLL).
+
+    The thread sleeps after *idle_ms* milliseconds without work; *cpu* is its processor, -1 for any.
+    Raises OSError if the kernel refuses, ValueError if this process may not use that processor.
+    """
+    cdef Ring ring = Ring.__new__(Ring)
+    cdef int res
+    try_kernel()
+    res = uring_open_threaded(&ring.u, SQ_ENTRIES_OF_THREAD, CQ_ENTRIES, idle_ms, cpu)
+    if res == -ENXIO:
+        raise ValueError(f"this process may not use processor {cpu}")
+    ring._begin(res)
+    return ring
+
+
+cdef Ring open_software_ring():
+    """Open a software ring. Raises OSError if the kernel refuses what it needs."""
+    cdef Ring ring = Ring.__new__(Ring)
+    ring._begin(uring_open_soft(&ring.u, SQ_ENTRIES, CQ_ENTRIES))
+    return ring

@@ -170,12 +170,11 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
     return 0;
 }
 
-/* Stops using features that the ring may have. */
-static inline void uring_disable_features(uring *u, bool no_iowait, bool min_wait) {
-    if (no_iowait)
-        u->enter_flags &= ~URING_ENTER_NO_IOWAIT;
-    if (min_wait)
-        u->ring.features &= ~URING_FEATURE_MIN_TIMEOUT;
+/* Stop using a feature that the ring may have. */
+static inline void uring_disable_no_iowait(uring *u) { u->enter_flags &= ~URING_ENTER_NO_IOWAIT; }
+
+static inline void uring_disable_min_wait(uring *u) {
+    u->ring.features &= ~URING_FEATURE_MIN_TIMEOUT;
 }
 
 static inline int uring_enable(uring *u) {
@@ -227,13 +226,8 @@ static inline void uring_close(uring *u) {
     uring_store(&u->life, URING_CLOSED);
 }
 
-/* Opens and enables a ring of the size of *old*, to replace it, for the calling thread: the
- * kernel's or a software ring. */
-static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
-    unsigned sq_entries = *old->ring.sq.kring_entries, cq_entries = *old->ring.cq.kring_entries;
-    int res = soft ? uring_open_soft(u, sq_entries, cq_entries)
-                   : uring_open(u, sq_entries, cq_entries);
-
+/* Enables a ring that was opened with the result *res*, to replace *old*, for the calling thread. */
+static inline int uring_succeed(uring *u, const uring *old, int res) {
     if (res < 0)
         return res;
     res = uring_enable(u);
@@ -245,6 +239,18 @@ static inline int uring_open_successor(uring *u, const uring *old, bool soft) {
     u->enter_flags &= old->enter_flags;
     u->enters = old->enters;
     return res;
+}
+
+/* Opens and enables a kernel's ring of the size of *old*. */
+static inline int uring_open_successor(uring *u, const uring *old) {
+    return uring_succeed(
+        u, old, uring_open(u, *old->ring.sq.kring_entries, *old->ring.cq.kring_entries));
+}
+
+/* Opens and enables a software ring of the size of *old*. */
+static inline int uring_open_soft_successor(uring *u, const uring *old) {
+    return uring_succeed(
+        u, old, uring_open_soft(u, *old->ring.sq.kring_entries, *old->ring.cq.kring_entries));
 }
 
 /* Points the queues of a ring whose mappings are gone to memory that can be read: the callback that

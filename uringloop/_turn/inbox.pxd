@@ -50,8 +50,10 @@ cdef class Inbox:
     cdef int take(self, ReadyQueue ready) except -1
     cdef bint fall_asleep(self) noexcept
     cdef void wake_up(self) noexcept
-    cdef int close(self, bint forked) except -1
+    cdef int close(self) except -1
+    cdef int close_alone(self) except -1
     cdef int _push_taken(self, ReadyQueue ready) except -1
+    cdef int _drop_all(self, uintptr_t newest) except -1
     cdef int _drop(self, PyObject *first, list dropped) except -1
 
 

@@ -39,7 +39,7 @@ from uringloop._turn.handles cimport Handle, traverse_queued
 cdef class Inbox:
 
     def __dealloc__(self):
-        self.close(True)
+        self.close_alone()
 
     # ── for any thread ───────────────────────────────────────────────────────────────────────
 
@@ -92,16 +92,20 @@ cdef class Inbox:
         if not replace_pointer(&self.newest, &newest, EMPTY):
             self.wakes_due += 1
 
-    cdef int close(self, bint forked) except -1:
-        """Refuse handles from now on, drop those that are here, and await threads that wake.
-
-        In a *forked* child these threads do not exist.
-        """
-        cdef list dropped = []
+    cdef int close(self) except -1:
+        """Refuse handles from now on, await threads that wake, and drop the handles."""
         cdef uintptr_t newest = exchange_pointer(&self.newest, CLOSED)
-        while not forked and load_uint_acquire(&self.wakes_done) != self.wakes_due:
+        while load_uint_acquire(&self.wakes_done) != self.wakes_due:
             with nogil:
                 sched_yield()
+        return self._drop_all(newest)
+
+    cdef int close_alone(self) except -1:
+        """Like `close`, if no other thread can be waking the loop: also in a forked child."""
+        return self._drop_all(exchange_pointer(&self.newest, CLOSED))
+
+    cdef int _drop_all(self, uintptr_t newest) except -1:
+        cdef list dropped = []
         self._drop(self.taken, dropped)
         self.taken = NULL
         if newest > CLOSED:

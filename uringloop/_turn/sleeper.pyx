@@ -64,7 +64,7 @@ from uringloop._ring.at_epoll cimport (
     uring_leave_epoll,
     uring_sleep_at_epoll,
 )
-from uringloop._ring.features cimport EPOLL_SLEEP, uses
+from uringloop._ring.features cimport EPOLL_SLEEP
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.uring cimport URING_FOREVER, uring_is_usable, uring_pending
 
@@ -154,7 +154,7 @@ cdef class Sleeper:
         self.needed = TURNS_MIN
         # A loop with a kernel thread, one that busy-polls, and one that lets completions gather
         # leave the ring only for shared sockets.
-        if (not uses(EPOLL_SLEEP, ring.u.soft != NULL)
+        if (not ring.uses(EPOLL_SLEEP)
                 or ring.u.threaded or ring.spin_ns or ring.batch_ns):
             self.needed = NEVER
 

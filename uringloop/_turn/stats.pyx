@@ -146,14 +146,18 @@ def watch_stalls(LoopCore loop not None, long milliseconds):
     request_timing(loop, FOR_STALLS | (FOR_PRECISION if milliseconds < COARSE_STALL_MS else 0))
 
 
-def time_turns(bint wanted):
-    """Start or stop timing the turns of every loop, also of loops that are created later."""
-    store_int(&MONITORED, wanted)
+def time_turns():
+    """Time the turns of every loop from now on, also of loops that are created later."""
+    store_int(&MONITORED, True)
     for loop in open_loops():
-        if wanted:
-            request_timing(<LoopCore>loop, FOR_MONITOR)
-        else:
-            clear_bits(&(<LoopCore>loop).times.timing_users, FOR_MONITOR)
+        request_timing(<LoopCore>loop, FOR_MONITOR)
+
+
+def stop_timing_turns():
+    """Undo `time_turns`."""
+    store_int(&MONITORED, False)
+    for loop in open_loops():
+        clear_bits(&(<LoopCore>loop).times.timing_users, FOR_MONITOR)
 
 
 def keep_histograms(LoopCore loop not None):

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from traceback import StackSummary
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Literal, TypeVar, TypeVarTuple
 
 from typing_extensions import disjoint_base
 
@@ -21,11 +21,11 @@ class LoopCore:
 
     def __init__(
         self,
+        backend: Literal["io_uring", "soft"],
         busy_poll_us: int = 0,
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int = -1,
-        soft: bool = False,
     ) -> None: ...
     def call_soon(
         self,

@@ -39,7 +39,8 @@ from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self, sched_yield
 from uringloop._kernel.wakeup cimport uring_new_wake_fd, uring_wake
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
-from uringloop._ring.ring cimport Ring, traverse_ring, wrong_thread
+from uringloop._ring.ring cimport (
+    Ring, open_ring, open_ring_with_thread, open_software_ring, traverse_ring, wrong_thread)
 from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
@@ -103,10 +104,15 @@ cdef class LoopCore:
         # The loop is closed until __init__() has opened the ring.
         self.closed = True
 
-    def __init__(self, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1, soft=False):
-        """Open the ring. Raises OSError where the kernel refuses one."""
+    def __init__(self, backend, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1):
+        """Open the ring *backend*, "io_uring" or "soft". Raises OSError if the kernel refuses."""
         cdef int fd
-        self.ring = Ring(sqpoll, sqpoll_cpu, soft)
+        if backend == "soft":
+            self.ring = open_software_ring()
+        elif sqpoll:
+            self.ring = open_ring_with_thread(sqpoll, sqpoll_cpu)
+        else:
+            self.ring = open_ring()
         self.ring.spin_ns = 1000 * <int64_t>busy_poll_us
         self.ring.batch_ns = 1000 * <int64_t>batch_wait_us
         # The pools allocate their memory at first use.
@@ -592,7 +598,10 @@ cdef class LoopCore:
     def _close(self):
         """Close the ring and drop every callback, after _begin_close()."""
         try:
-            self.inbox.close(uring_is_inherited(&self.ring.u))
+            if uring_is_inherited(&self.ring.u):
+                self.inbox.close_alone()
+            else:
+                self.inbox.close()
             self.ready.clear()
             self.timers.clear()
             self.ring.drain()

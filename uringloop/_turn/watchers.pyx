@@ -36,7 +36,7 @@ from uringloop._kernel.errors cimport ECANCELED, EEXIST, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close, POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
-from uringloop._ring.features cimport EPOLL_WAIT, uses
+from uringloop._ring.features cimport EPOLL_WAIT
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._turn.fd_table cimport FdTable
@@ -227,7 +227,7 @@ cdef class Watchers(EpollUser):
                 or not self.waits_in_ring()):
             return 0
         sqe = self.loop.ring.submission()
-        self.direct = uses(EPOLL_WAIT, self.loop.ring.u.soft != NULL)
+        self.direct = self.loop.ring.uses(EPOLL_WAIT)
         if self.direct:
             uring_prep_epoll_wait(sqe, self.loop.sleeper.epoll_fd, self.events, EVENTS_MAX)
         else:

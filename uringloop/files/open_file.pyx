@@ -481,7 +481,7 @@ cdef class OpenFile(FileRequests):
         self.writes += 1
         operation = new_operation(self, None)
         operation.traits |= IDEMPOTENT
-        if loop is not None and not uses(TRUNCATE, loop.ring.u.soft != NULL):
+        if loop is not None and not loop.ring.uses(TRUNCATE):
             operation.traits |= NEEDS_THREAD
         uring_prep_ftruncate(&operation.request, self.fd, size)
         await operation.run()

@@ -26,7 +26,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from uringloop._turn.stats import time_turns
+from uringloop._turn.stats import stop_timing_turns, time_turns
 from uringloop.monitor.snapshots import snapshot
 from uringloop.monitor.socket_paths import (
     CLIENTS_MAX,
@@ -275,7 +275,7 @@ def _start(path: str | os.PathLike[str] | None) -> str | None:
         if path is None:
             remove_stale(os.path.dirname(where))
         _State.monitor = Monitor(where)
-        time_turns(True)
+        time_turns()
     except (OSError, RuntimeError, ValueError) as exc:
         logger.warning("the monitor of this process cannot start: %s", exc)
         return None
@@ -284,7 +284,7 @@ def _start(path: str | os.PathLike[str] | None) -> str | None:
 
 def _stop() -> None:
     monitor, _State.monitor = _State.monitor, None
-    time_turns(False)
+    stop_timing_turns()
     if monitor is not None:
         if monitor.pid == os.getpid():
             monitor.close()
@@ -299,7 +299,7 @@ def _after_fork() -> None:
     _State.lock = threading.Lock()
     if _State.variable is Variable.HANDLED:
         _State.variable = Variable.PENDING
-    time_turns(False)
+    stop_timing_turns()
     if monitor is not None:
         monitor.close_descriptors()
 
