@@ -20,14 +20,14 @@ static inline void uring_store_double(double *field, double value) {
     __atomic_store(field, &value, __ATOMIC_RELAXED);
 }
 
-/* For several writers: with a GIL they take turns. */
+/* For fields with several writers. With a GIL the writers take turns. */
 #ifdef Py_GIL_DISABLED
 #define uring_adjust(p, more) __atomic_fetch_add(p, more, __ATOMIC_RELAXED)
 #else
 #define uring_adjust(p, more) uring_count(p, more)
 #endif
 
-/* What was written before a store is visible to the thread whose load finds the stored value. */
+/* A thread whose load finds the value of a store also sees what was written before that store. */
 #define uring_load_acquire(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
 #define uring_store_release(p, value) __atomic_store_n(p, value, __ATOMIC_RELEASE)
 

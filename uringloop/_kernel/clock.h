@@ -12,7 +12,8 @@ static inline int64_t uring_clock_ns(void) {
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-/* The same clock at the last tick, 1 to 10 ms ago. It takes a seventh of the time to read. */
+/* Returns the value that the same clock had at the last tick, 1 to 10 ms ago. Reading it takes a
+ * seventh of the time. */
 static inline int64_t uring_clock_coarse_ns(void) {
     struct timespec ts;
 

@@ -1,6 +1,6 @@
-/* Interfaces of the kernel that the C library at build time may lack: glibc 2.28 with the headers
- * of Linux 4.18, as in the images of manylinux_2_28, and musl before 1.2.5; and the calls that take
- * the place of those that a seccomp filter refuses (_ring/system_calls.py lists them).
+/* Interfaces of the kernel that the C library at build time may lack, such as glibc 2.28 with the
+ * headers of Linux 4.18 (in the images of manylinux_2_28) or musl before 1.2.5; and the calls that
+ * replace those that a seccomp filter refuses (_ring/system_calls.py lists them).
  *
  * A wheel for musl does not use the functions of musl 1.2.5 either, since an older musl may load
  * it. Every function sets errno, like those of the C library.
@@ -29,7 +29,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Either the C library's header or the kernel's, never both: they define the same names. */
+/* Include the kernel's header only if the C library's lacks these names: both define them. */
 #ifndef STATX_TYPE
 #include <linux/stat.h>
 #endif
@@ -93,8 +93,8 @@ static inline int uring_epoll_wait_by(uring_epoll_calls call, int epoll_fd,
     }
 }
 
-/* epoll_wait(2) with a timeout in nanoseconds, none if it is negative. Calls that are refused are
- * not tried again, unless all of them are. */
+/* Waits like epoll_wait(2), with a timeout in nanoseconds; a negative one is no limit. A call that
+ * a filter has refused is not tried again, unless it has refused all of them. */
 static inline int uring_epoll_wait(int epoll_fd, struct epoll_event *events, int size,
                                    int64_t timeout_ns) {
     static const uring_epoll_calls orders[2][URING_EPOLL_CALLS] = {
@@ -151,13 +151,13 @@ static inline int uring_statx_by_stat(int folder, const char *name, int flags,
     return 0;
 }
 
-/* statx(2), or fstatat(2) where that is refused. The C library's statx() is not used: where the
- * kernel lacks the call it returns EINVAL for flags that it cannot emulate. */
+/* Calls statx(2), or fstatat(2) where a filter refuses statx(2). The C library's statx() will not
+ * do: where the kernel lacks the call, it returns EINVAL for flags that it cannot emulate. */
 static inline int uring_statx(int folder, const char *name, int flags, unsigned mask,
                               struct statx *facts) {
     int res = (int)syscall(SYS_statx, folder, name, flags, mask, facts);
 
-    /* EACCES may be the path's. */
+    /* Not for EACCES, which may come from the path instead of a filter. */
     if (res < 0 && (errno == EPERM || errno == ENOSYS))
         return uring_statx_by_stat(folder, name, flags, facts);
     return res;

@@ -1,5 +1,5 @@
-/* System calls for files beside the ring: reads and writes that never wait, and the ring's requests
- * as plain system calls, for a thread of an executor where there is no ring.
+/* System calls for files that bypass the ring: reads and writes that never wait, and the ring's
+ * requests executed as plain system calls, by a thread of an executor where there is no ring.
  *
  * A function that can fail returns a count or 0, or -errno.
  */
@@ -19,7 +19,8 @@
 #include "_kernel/mounts.h"
 #include "_kernel/sanitizer.h"
 
-/* The distance of samples in the page cache: the kernel reads at least this much at once. */
+/* The distance between two samples of the page cache. When the kernel reads a file into the cache,
+ * it reads at least this much at once. */
 #define URING_SAMPLE_BYTES (64 * 1024)
 
 /* Facts about an open file that are known without asking a server. */
@@ -52,8 +53,9 @@ static inline int uring_get_status(int fd, bool mounts, uring_file_status *facts
     return 0;
 }
 
-/* Whether reads and writes may have an offset: those of an eventfd may not, nor may writes to a
- * file of /proc, although both accept lseek(). With no iovec the kernel only checks this. */
+/* Return whether reads and writes may have an offset. Those of an eventfd may not, nor may writes
+ * to a file of /proc, although both files accept lseek(). With no iovec the kernel only checks
+ * this. */
 static inline bool uring_reads_at_offset(int fd) {
     return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE;
 }
@@ -87,7 +89,8 @@ static inline ssize_t uring_read_cached(int fd, char *data, size_t size, int64_t
     return (ssize_t)filled;
 }
 
-/* Does the same for at most *share* bytes of a prepared read, and reduces the read to the rest. */
+/* Calls uring_read_cached() for at most *share* bytes of a prepared read, and reduces the read to
+ * the bytes that are left. */
 static inline ssize_t uring_take_cached(struct io_uring_sqe *sqe, size_t share, bool in_memory,
                                         int *rest) {
     bool here = sqe->off == (uint64_t)-1;
@@ -111,8 +114,8 @@ static inline ssize_t uring_write_cached(int fd, const char *data, size_t size, 
     return res < 0 ? -errno : res;
 }
 
-/* Whether *size* bytes from *offset* on are in the page cache, as far as samples show; true if the
- * file system does not support RWF_NOWAIT. */
+/* Returns whether *size* bytes from *offset* on are in the page cache, as far as samples show. If
+ * the file system does not support RWF_NOWAIT, returns true. */
 static inline bool uring_is_cached(int fd, int64_t offset, int64_t size) {
     char byte;
     struct iovec part = {.iov_base = &byte, .iov_len = 1};
@@ -144,7 +147,7 @@ static inline void uring_copy_submission(struct io_uring_sqe *sqe,
     *sqe = *source;
 }
 
-/* The next submission starts only after this one has been done in full. */
+/* Makes the next submission start only after this one has been done in full. */
 static inline void uring_link(struct io_uring_sqe *sqe) { sqe->flags |= IOSQE_IO_LINK; }
 
 static inline void uring_unlink(struct io_uring_sqe *sqe) {
@@ -215,8 +218,8 @@ static inline int uring_perform(const struct io_uring_sqe *sqe) {
     return res < 0 ? -errno : (int)res;
 }
 
-/* The same in the loop's thread, if the kernel could not start a worker. It returns -EAGAIN instead
- * of waiting for the peer of a FIFO, which may never come. */
+/* Performs a submission in the loop's thread, if no worker could be started. Returns -EAGAIN for an
+ * open that would wait for the peer of a FIFO, since the peer may never come. */
 static inline int uring_perform_here(const struct io_uring_sqe *sqe) {
     const int ready = O_NONBLOCK | O_PATH | O_RDWR;
     struct stat facts;

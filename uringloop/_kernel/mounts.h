@@ -1,7 +1,7 @@
-/* The kind of file system that a file is on, without a call of that file system: a network server
- * may not answer, and a FUSE server may be this very process. (statfs(2) does call it.)
+/* Finds out on which kind of file system a file is, without calling that file system: a network
+ * server may not answer, and a FUSE server may be this very process. (statfs(2) calls it.)
  *
- * Any thread may call: a lock protects the table of known mounts.
+ * Any thread may call these functions, because a lock protects the table of known mounts.
  */
 #ifndef URINGLOOP_MOUNTS_H
 #define URINGLOOP_MOUNTS_H
@@ -113,7 +113,8 @@ static inline uring_mount_kinds uring_mount_kind(const struct statx *facts) {
         return kind;
     if (uring_ask_mount(facts, &mount))
         kind = uring_kind_of_magic(mount.magic);
-    /* A full table is overwritten from its beginning. Two threads may both have asked. */
+    /* A full table is overwritten from its beginning. Two threads that ask at the same time may
+     * both add the mount, which does no harm. */
     pthread_mutex_lock(&lock);
     numbers[count % URING_MOUNTS_MAX] = number;
     kinds[count % URING_MOUNTS_MAX] = kind;

@@ -51,8 +51,8 @@ static inline int uring_stat_cached(int folder, const char *name, bool follow,
 }
 
 /* Opens an existing regular file whose path is cached, with flags that neither create nor truncate.
- * Returns -EAGAIN for anything else: its open may wait, as a FIFO's for the peer, or have side
- * effects, as a device's. */
+ * Returns -EAGAIN for anything else: opening a FIFO may wait for the peer, and opening a device may
+ * have side effects. */
 static inline int uring_open_cached(const char *name, int flags) {
     struct statx facts;
     char again[32];
@@ -65,7 +65,7 @@ static inline int uring_open_cached(const char *name, int flags) {
         return found;
     fd = -EAGAIN;
     if (S_ISREG(facts.stx_mode)) {
-        /* By the descriptor, as the name may refer to another file by now. */
+        /* Open it through the descriptor, since the name may refer to another file by now. */
         snprintf(again, sizeof(again), "/proc/self/fd/%d", found);
         fd = open(again, flags);
         if (fd < 0)

@@ -9,12 +9,12 @@
 #endif
 #if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
 
-/* A descriptor that the ring closes keeps its last use: the close of the next file of its number, in
- * another thread, would be a race. */
+/* The sanitizer does not see that a ring closes a descriptor. It would report a race between the
+ * last use of that descriptor and another thread's close of the next file with the same number. */
 #define URING_CLOSES_BY_LIBC 1
 
-/* liburing unmaps a ring, and the kernel maps the next one at its address: all that was done to the
- * first happened before all that is done to the second. */
+/* When liburing has unmapped a ring, the kernel may map the next one at the same address. These
+ * macros say that whatever was done to the first happened before whatever is done to the second. */
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
 __attribute__((weak)) char uring_memory;

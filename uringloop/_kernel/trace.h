@@ -123,7 +123,7 @@ static inline int uring_trace_begin(const uring_trace *trace, char *line) {
     int64_t passed = uring_clock_ns() - trace->began_ns;
 
     if (trace->clock_ns != NULL)
-        /* Neither process nor real time: the lines of two runs can be compared. */
+        /* Without process and real time, so that the lines of two runs can be compared. */
         return uring_trace_add(line, 0, "%" PRId64 ".%09d ", *trace->clock_ns / 1000000000,
                                (int)(*trace->clock_ns % 1000000000));
     return uring_trace_add(line, 0, "[%d.%u] %" PRId64 ".%06d ", (int)getpid(), trace->loop,
@@ -161,7 +161,7 @@ static inline unsigned uring_trace_start(uring_trace *trace, const struct io_uri
     return trace->number;
 }
 
-/* *what*: "cancel", or "keep" where a cancel is taken back. */
+/* Traces a cancel. *what* is "cancel", or "keep" where a cancel is taken back. */
 static inline void uring_trace_cancel(const uring_trace *trace, const char *what, unsigned opcode,
                                       unsigned number) {
     char line[URING_TRACE_LINE];
@@ -181,8 +181,8 @@ static inline int uring_trace_result(const uring_trace *trace, char *line, int s
                            name != NULL ? name : "");
 }
 
-/* Traces a completion. *more* is true if it is not the terminal one, *all* for a quiet operation
- * that has succeeded. */
+/* Traces a completion. *more* is true if it is not the terminal one, and *all* is true for a quiet
+ * operation that has succeeded. */
 static inline void uring_trace_complete(const uring_trace *trace, unsigned opcode, unsigned number,
                                         int res, bool more, bool all) {
     char line[URING_TRACE_LINE];

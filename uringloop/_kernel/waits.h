@@ -1,8 +1,8 @@
 /* Reads, writes and accepts that do not wait, whatever other owners of a file do with O_NONBLOCK.
  *
  * The flag belongs to the open file, which other processes may share: a shell, a child that has the
- * terminal or the pipe. Where the kernel has no call that never waits, a poll precedes the call. The
- * caller then releases the GIL, because another owner may be faster between the two.
+ * terminal or the pipe. Where the kernel has no call that never waits, a poll precedes the call.
+ * The caller then releases the GIL, because the call waits if another owner is faster in between.
  */
 #ifndef URINGLOOP_KERNEL_WAITS_H
 #define URINGLOOP_KERNEL_WAITS_H
@@ -38,8 +38,8 @@ static inline bool uring_is_kind(int fd, mode_t kind) {
     return fstat(fd, &found) == 0 && (found.st_mode & S_IFMT) == kind;
 }
 
-/* Read and write without waiting, like read(2) and writev(2). Pipes support that from 6.4 on,
- * sockets too; FIFOs and terminals do not (6.18). */
+/* Read and write without waiting, like read(2) and writev(2). Pipes and sockets support that from
+ * 6.4 on; FIFOs and terminals do not (seen on 6.18). */
 static inline ssize_t uring_read_now(int fd, void *data, size_t size) {
     struct iovec part = {.iov_base = data, .iov_len = size};
 
@@ -51,13 +51,13 @@ static inline ssize_t uring_write_now(int fd, const struct iovec *parts, int cou
 }
 
 /* Returns whether *error* says that the file, the kernel or a filter does not permit the two calls
- * above. A true EPERM is reported by the calls below, too. */
+ * above. If EPERM has another cause, the calls below report it, too. */
 static inline bool uring_lacks_nowait(int error) {
     return error == EOPNOTSUPP || error == ENOSYS || error == EPERM;
 }
 
-/* The same by other calls. On a blocking file other than a socket they may wait, if another owner
- * is faster. */
+/* Read and write by other calls, if the descriptor is ready. On a blocking file other than a socket
+ * these may still wait, if another owner is faster. */
 static inline ssize_t uring_read_if_ready(int fd, void *data, size_t size) {
     if (!uring_is_nonblocking(fd)) {
         if (!uring_is_ready(fd, POLLIN)) {
@@ -70,8 +70,9 @@ static inline ssize_t uring_read_if_ready(int fd, void *data, size_t size) {
     return read(fd, data, size);
 }
 
-/* A blocking pipe or terminal gets only what it has room for if it polls as writable: a terminal may
- * have room for a single byte. To other devices the size of a write may matter. */
+/* A blocking pipe or terminal gets only as many bytes as it must have room for when it polls as
+ * writable, which may be a single byte for a terminal. Other devices get all parts in one write,
+ * because the size of a write may matter to them. */
 static inline ssize_t uring_write_if_ready(int fd, const struct iovec *parts, int count) {
     struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count};
     size_t room = 0;

@@ -9,8 +9,8 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-/* Returns a descriptor for uring_wake(), which the caller polls and never reads, or -errno. It is an
- * eventfd, or a timerfd where a filter refuses that call. */
+/* Returns a descriptor for uring_wake(), which the caller polls and never reads, or -errno. It is
+ * an eventfd, or a timerfd where a filter refuses eventfd(2). */
 static inline int uring_new_wake_fd(void) {
     const struct itimerspec never = {0};
     int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -21,7 +21,7 @@ static inline int uring_new_wake_fd(void) {
     fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (fd < 0)
         return -error;
-    /* A filter may refuse to set it. */
+    /* A filter may refuse to set the timer. */
     if (timerfd_settime(fd, 0, &never, NULL) < 0) {
         close(fd);
         return -error;
@@ -35,12 +35,12 @@ static inline int uring_new_wake_fd(void) {
 static inline bool uring_may_wake(int fd) {
     struct stat found;
 
-    /* Any error but EBADF comes from a filter that refuses the call: that says nothing. */
+    /* Any error but EBADF comes from a filter that refuses the call, and tells nothing. */
     return fstat(fd, &found) == 0 ? !(found.st_mode & S_IFMT) : errno != EBADF;
 }
 
-/* Makes the descriptor readable; if it is already, its poll reports it once more. Writes to no file
- * but an eventfd, and sets no timer but a timerfd's. */
+/* Makes the descriptor readable; if it is readable already, its poll reports it once more. Writes
+ * to no file but an eventfd, and sets no timer but a timerfd's. */
 static inline void uring_wake(int fd) {
     const struct itimerspec at_once = {.it_value.tv_nsec = 1};
 
