@@ -1,7 +1,7 @@
-/* The operations of files of a software ring, in chains of linked requests, executed by threads.
+/* The operations of files of a software ring: threads execute them, in chains of linked requests.
  *
- * Threads use copies of paths, and of the data of operations that may block for ever. Pipes,
- * terminals, sockets and the like are waited for by epoll, since they would block a thread.
+ * The threads use copies of paths, and of the data of operations that may block for ever. Pipes,
+ * terminals, sockets and the like would block a thread, so epoll waits for them.
  */
 #include "_softring/files.h"
 
@@ -66,7 +66,7 @@ void soft_finish_chain(softring *s, soft_request *chain) {
     }
 }
 
-/* Makes a thread execute a chain; without any, executes it here. */
+/* Makes a thread execute a chain. If there is no thread, executes the chain here. */
 static void soft_queue(softring *s, soft_request *chain) {
     if (s->world != NULL && s->world->perform(s->world->owner, s, chain))
         return;
@@ -96,8 +96,8 @@ static bool soft_transfers(const struct io_uring_sqe *sqe) {
     return soft_writes(sqe) || sqe->opcode == IORING_OP_READ || sqe->opcode == IORING_OP_READV;
 }
 
-/* Returns whether a transfer may block on a peer instead of a disk. It excludes types, since an
- * eventfd, for example, has no type at all. */
+/* Returns whether a transfer may block on a peer instead of a disk. It rules out the other types,
+ * because a file that blocks may have no type, as an eventfd has none. */
 static bool soft_is_stream(int fd) {
     struct stat found;
 
@@ -110,9 +110,9 @@ bool soft_may_wait(const struct io_uring_sqe *sqe) {
     return soft_transfers(sqe) && soft_is_stream(sqe->fd);
 }
 
-/* Makes a thread execute a transfer that is only possible with blocking calls: of a terminal, or of
- * a pipe before Linux 6.4. The descriptor is ready, but another process may be faster and the
- * thread may block. So the transfer is small, and uses memory of the request's own. */
+/* Makes a thread execute a transfer that is only possible with blocking calls: that of a terminal,
+ * or of a pipe before Linux 6.4. The descriptor is ready, but the thread blocks if another process
+ * is faster. Therefore the transfer is small, and uses memory of the request's own. */
 static void soft_leave_to_thread(softring *s, soft_request *request, const struct iovec *part) {
     struct io_uring_sqe *sqe = &request->sqe;
     bool writes = soft_writes(sqe);

@@ -75,7 +75,7 @@ void soft_answer(softring *s, const struct io_uring_sqe *sqe, int res) {
 /* ── requests ───────────────────────────────────────────────────────────────────────────────── */
 
 static soft_request **soft_bucket(const softring *s, uint64_t user_data) {
-    /* Mixed, since the lowest bits of an address vary little. */
+    /* Mix the bits: user_data is an address, whose lowest bits vary little. */
     uint64_t mixed = user_data * UINT64_C(0x9E3779B97F4A7C15);
 
     return &s->table[(mixed >> 32) & (s->table_size - 1)];
@@ -86,7 +86,7 @@ static void soft_grow_table(softring *s) {
     soft_request **old = s->table, **grown = calloc(2 * (size_t)old_size, sizeof(*grown));
     soft_request *request, *next, **place;
 
-    /* Without memory the chains just get longer. */
+    /* Without memory the lists of the buckets just get longer. */
     if (grown == NULL)
         return;
     s->table = grown;
@@ -101,7 +101,8 @@ static void soft_grow_table(softring *s) {
     free(old);
 }
 
-/* Returns a request for a submission, found by its user_data from now on; NULL without memory. */
+/* Makes a request for a submission, which soft_find() finds by its user_data from now on. Returns
+ * NULL without memory. */
 soft_request *soft_new_request(softring *s, const struct io_uring_sqe *sqe) {
     soft_request *request = s->spare, **place;
 

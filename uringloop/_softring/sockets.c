@@ -44,7 +44,7 @@ static unsigned soft_take_buffer(soft_group *group) {
 static ssize_t soft_receive_message(const soft_request *request,
                                     const struct io_uring_buf *buffer) {
     struct io_uring_recvmsg_out *head = (struct io_uring_recvmsg_out *)(uintptr_t)buffer->addr;
-    /* Read from the msghdr during the submission. */
+    /* soft_submit_receive() has put the sizes from the msghdr into these fields. */
     size_t name_room = request->sqe.addr3, control_room = request->sqe.__pad2[0];
     char *name = (char *)(head + 1);
     size_t before = sizeof(*head) + name_room + control_room;
@@ -124,7 +124,7 @@ static soft_outcome soft_receive(softring *s, soft_request *request) {
     size = buffer->len;
     res = soft_receive_once(s, request, buffer, &size);
     if (res == -EINTR) {
-        /* Not again at once: a filter may return it for every call. */
+        /* Do not try again at once: a filter may return EINTR for every call. */
         soft_call_again(s);
         return SOFT_LATER;
     }
@@ -158,7 +158,7 @@ static void soft_submit_receive(softring *s, soft_request *request) {
     } else if (request->mode == SOFT_BY_LEVEL && s->world != NULL) {
         s->world->begin(s->world->owner, request);
     }
-    /* A multishot receive is registered anyway, and epoll reports what is there. */
+    /* A multishot receive does not try, since epoll will report what is there already. */
     if (request->mode == SOFT_ONCE && !(request->sqe.ioprio & IORING_RECVSEND_POLL_FIRST) &&
         soft_receive(s, request) == SOFT_ENDED)
         return;
@@ -295,7 +295,7 @@ static void soft_poll(softring *s, soft_request *request, uint32_t events) {
     else if (soft_has_room(s))
         soft_post(s, request->sqe.user_data, (int)told, IORING_CQE_F_MORE);
     else
-        /* By edge, the event would not be reported again. */
+        /* The poll is edge-triggered: epoll would not report the event again. */
         soft_finish(s, request, (int)told, 0);
 }
 
@@ -315,7 +315,8 @@ static void soft_submit_poll(softring *s, soft_request *request) {
 
 /* ── an epoll instance of the caller's ──────────────────────────────────────────────────────── */
 
-/* Takes the events now; a later call would also report those that arrive in the meantime. */
+/* Takes the events of the instance. It does so at once, because a later call would also report
+ * those that arrive in the meantime. */
 static void soft_take_events(softring *s, soft_request *request) {
     struct epoll_event *events = (struct epoll_event *)(uintptr_t)request->sqe.addr;
     int count = uring_epoll_wait(request->sqe.fd, events, (int)request->sqe.len, 0);

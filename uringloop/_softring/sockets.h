@@ -6,7 +6,7 @@
 
 bool soft_submit_socket(softring *s, const struct io_uring_sqe *sqe);
 
-/* The system calls of a receive and of a send, with -errno. */
+/* Make the system call of a receive or of a send; return its result, or -errno. */
 ssize_t soft_receive_now(const soft_request *request, const struct io_uring_buf *buffer,
                          size_t size);
 ssize_t soft_send_now(const struct io_uring_sqe *sqe, const struct msghdr *message, size_t sent);

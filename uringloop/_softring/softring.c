@@ -9,8 +9,8 @@
 #include "_softring/waits.h"
 
 /* A look is one epoll_wait(2) that does not wait. After SOFT_QUIET_LOOKS looks in a row that found
- * no event, turns that need no system call look only every SOFT_LOOK_EVERY_NS: a look takes 0.2 us,
- * such a turn 0.5 us. Looks before that are not skipped, so that a program that causes its own
+ * no event, turns that need no system call look only every SOFT_LOOK_EVERY_NS, because a look takes
+ * 0.2 us and such a turn 0.5 us. Until then every turn looks, so that a program that causes its own
  * events, as tests do, finds them in the next turn. */
 #define SOFT_QUIET_LOOKS 64
 #define SOFT_LOOK_EVERY_NS 10000
@@ -78,7 +78,7 @@ static void soft_abandon(softring *s, soft_request *request) {
         soft_stop_work(s, request);
 }
 
-/* Closes the descriptor that a request has opened whose completion is still to come. */
+/* Closes the descriptor that a request has opened, if the completion is still to come. */
 static void soft_close_opened(softring *s, soft_request *request) {
     (void)s;
     if (request->state == SOFT_KEPT && request->sqe.opcode == IORING_OP_OPENAT && request->res >= 0)
@@ -117,7 +117,7 @@ void softring_close(softring *s) {
 }
 
 void softring_leave_to_parent(softring *s) {
-    /* The memory is a copy, but threads that do not exist in the child may hold its locks. */
+    /* Do not free the copied memory: threads that do not exist in the child may hold its locks. */
     close(s->epoll_fd);
     if (s->pool != NULL)
         close(s->pool->wake_fd);
@@ -130,7 +130,8 @@ void softring_enable(softring *s) {
 
 /* ── cancelling ─────────────────────────────────────────────────────────────────────────────── */
 
-/* Cancels a request if possible. Like the kernel's, a send in progress returns what it has sent. */
+/* Cancels a request if possible. As in the kernel, a send in progress completes with the number of
+ * bytes that it has sent. */
 static int soft_cancel(softring *s, uint64_t user_data) {
     soft_request *request = soft_find(s, user_data);
     bool late;
@@ -139,7 +140,7 @@ static int soft_cancel(softring *s, uint64_t user_data) {
         return -ENOENT;
     if (s->world != NULL && request->state == SOFT_WAITING) {
         late = s->world->overtakes(s->world->owner, s, request);
-        /* The request may have gone on, and have ended. */
+        /* The world may have let the request go on, and the request may have ended. */
         request = soft_find(s, user_data);
         if (request == NULL)
             return -ENOENT;

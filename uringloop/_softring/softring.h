@@ -1,13 +1,12 @@
 /* The software ring: the contract of the kernel's rings, kept in user space with epoll, system
- * calls that do not wait, and a few threads for files. For machines where io_uring is not
+ * calls that do not wait, and a few threads for files. It serves machines where io_uring is not
  * available.
  *
- * The queues are liburing's structures in plain memory, so preparing submissions and taking
- * completions is the same code; only a call that would enter the kernel comes here. The software
- * ring implements the operations that this loop uses, and completes others with EINVAL. It is
- * stricter than the kernel: no completion is lost while there is memory; a multishot operation ends
- * only by a cancel, an error, EOF or a lack of buffers; and a poll reports no event that was not
- * requested.
+ * The queues are liburing's structures in plain memory, so the same code prepares submissions and
+ * takes completions; only a call that would enter the kernel comes here. The software ring
+ * implements the operations that this loop uses, and completes others with EINVAL. It is stricter
+ * than the kernel: no completion is lost while there is memory; a multishot operation ends only by
+ * a cancel, an error, EOF or a lack of buffers; and a poll reports no event that was not requested.
  *
  * A ring belongs to the thread that has enabled it; other threads get EEXIST.
  */
@@ -47,13 +46,14 @@ void softring_post(softring *s, uint64_t user_data, int res, unsigned flags);
  * events. */
 bool softring_is_due(softring *s);
 
-/* Adds the ring to the epoll instance *accept_epoll_fd*, for which no request waits and where the
- * loop may sleep instead of in softring_enter: an event with *data* says that there is something to
- * enter for. The caller passes -1 before it closes that instance. Returns 0 or -errno. */
+/* Adds the ring to the epoll instance *accept_epoll_fd*, at which the loop may sleep instead of in
+ * softring_enter. There, an event with *data* says that there is something to enter for. No request
+ * may wait for that instance. The caller passes -1 before it closes the instance. Returns 0 or
+ * -errno. */
 int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data);
 
-/* Begin and end such a sleep. The first returns false if there is something to enter for
- * already. */
+/* Begin and end a sleep at that instance. The first returns false if there is already something to
+ * enter for. */
 bool softring_fall_asleep(softring *s);
 void softring_wake_up(softring *s);
 

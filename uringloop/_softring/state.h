@@ -37,7 +37,8 @@
 /* Retries a request whose descriptor has *events*; returns whether the descriptor may have more. */
 typedef bool soft_try(softring *s, soft_request *request, uint32_t events);
 
-/* Events that one epoll_wait(2) takes: so many connections are served before the program runs. */
+/* The number of events that one epoll_wait(2) takes, and so of connections that are served before
+ * the program runs. */
 #define SOFT_EVENTS_MAX 64
 /* Buffer groups: the loop uses two. */
 #define SOFT_GROUPS_MAX 4
@@ -57,8 +58,8 @@ typedef enum soft_states {
     SOFT_KEPT,    /* executed by the world, which completes it later */
 } soft_states;
 
-/* How epoll reports the events that a request waits for; a descriptor gets the last of these that
- * one of its requests has. */
+/* How epoll reports the events that a request waits for. If the requests of a descriptor have
+ * different modes, the one that comes last in this list applies to the descriptor. */
 typedef enum soft_modes {
     SOFT_ONCE,     /* one event, EPOLLONESHOT: any request that is not multishot */
     SOFT_BY_LEVEL, /* as long as there is something: a multishot receive */
@@ -69,7 +70,7 @@ typedef enum soft_modes {
  * drawn in threads.c. */
 typedef enum soft_work_states {
     SOFT_WORK_NONE,        /* the threads do not have it */
-    SOFT_WORK_LINKED,      /* not the first request of its chain; always, once linked */
+    SOFT_WORK_LINKED,      /* not the first request of its chain, and stays so */
     SOFT_WORK_QUEUED,      /* in the pool's queue */
     SOFT_WORK_RUNNING,     /* a thread executes it */
     SOFT_WORK_INTERRUPTED, /* a thread executes it, and must not wait any longer for a peer */
@@ -77,10 +78,10 @@ typedef enum soft_work_states {
     SOFT_WORK_DONE,        /* the results are in the pool's list, or the ring has taken them */
 } soft_work_states;
 
-/* One operation that did not complete while it was submitted. Made during the submission and freed
- * after the last completion, both by the ring's thread; the exceptions are at soft_states.
+/* One operation that did not complete while it was submitted. The ring's thread makes it during the
+ * submission and frees it after the last completion; the exceptions are at soft_states.
  *
- * Only the ring's thread uses a member, with three exceptions. `work`, `worker` and `alarm` are
+ * Only the ring's thread uses the members, with three exceptions. `work`, `worker` and `alarm` are
  * under the pool's lock while the request is GIVEN, and so are `next` and `previous` while it is in
  * a list of the pool. While the work is RUNNING, INTERRUPTED or DISCARDED, the thread that executes
  * it reads `sqe` and `linked` and writes `res` without the lock. */
@@ -152,7 +153,7 @@ typedef struct soft_pool {
     unsigned holders;     /* threads, and the ring */
     bool closed;          /* the ring is closed: results are discarded */
     unsigned *flags;      /* the ring's flags, to set TASKRUN; invalid once closed */
-    int wake_fd;          /* by which they wake the ring (wakeup.h); invalid once closed */
+    int wake_fd;          /* by which the threads wake the ring (wakeup.h); invalid once closed */
     atomic_bool sleeping; /* the ring's thread sleeps, or is about to */
 } soft_pool;
 

@@ -1,9 +1,10 @@
-/* The threads of a software ring, which execute operations of files: they may wait for a disk.
+/* The threads of a software ring, which execute operations of files, as these may wait for a disk.
  *
- * A thread executes one chain of linked requests at a time. Results go to the ring by a list, and
- * by an eventfd if the ring's thread sleeps. The threads block signals, do not use Python, and end
- * after some time without work. A ring that is closed leaves them the requests that they execute:
- * memory that these read or write must stay valid, as with the kernel's threads.
+ * A thread executes one chain of linked requests at a time. It appends its results to a list, and
+ * writes to an eventfd if the ring's thread sleeps. The threads block signals, do not use Python,
+ * and end after some time without work. After a ring has been closed, the threads finish the
+ * requests that they execute: the memory that these read or write must stay valid, as with the
+ * kernel's threads.
  *
  * The states of a chain, `work` of its first request; all transitions happen under the pool's lock,
  * except that to LINKED, which precedes them:
@@ -18,9 +19,9 @@
  *                                                               v
  *                                                           DISCARDED ──soft_end_work()──> freed
  *
- * A thread begins and ends the work; the ring's thread does the rest. soft_take_done()
- * (files.c) posts the completions of chains that are DONE. If the ring is closed, soft_close_pool() frees those
- * that are DONE, and soft_end_work() all others.
+ * A thread begins and ends the work; the ring's thread does the rest. soft_take_done() (files.c)
+ * posts the completions of chains that are DONE. If the ring is closed first, soft_close_pool()
+ * frees these chains, and soft_end_work() frees all others.
  */
 #include "_softring/threads.h"
 
@@ -50,7 +51,7 @@
 
 /* ── chains ─────────────────────────────────────────────────────────────────────────────────── */
 
-/* Returns how many bytes a transfer has to have, so that its chain goes on. */
+/* Returns how many bytes a transfer must transfer for its chain to go on. */
 size_t soft_bytes_asked(const soft_request *request) {
     const struct io_uring_sqe *sqe = &request->sqe;
     const struct iovec *vectors = (const struct iovec *)(uintptr_t)sqe->addr;
@@ -80,7 +81,7 @@ void soft_perform_chain(soft_request *request, bool here) {
         request->res = broken ? -ECANCELED
                        : here ? uring_perform_here(&request->sqe)
                               : uring_perform(&request->sqe);
-        /* Only for linked requests: the vectors of a single one may have been freed by now. */
+        /* Do not compare sizes after the last request: its vectors may have been freed by now. */
         broken = request->linked != NULL &&
                  (request->res < 0 || (size_t)request->res < soft_bytes_asked(request));
     }
@@ -281,13 +282,13 @@ static bool soft_may_signal(void) {
         action.sa_handler = soft_on_signal;
         return sigaction(soft_signal, &action, NULL) == 0;
     }
-    /* Otherwise the program uses the signal by now. */
+    /* With any other handler, the program uses the signal by now. */
     return action.sa_handler == soft_on_signal;
 }
 
-/* Interrupts the thread that executes a request, with the lock held: by a timer that repeats, since
- * a single signal may arrive before the thread blocks. The thread deletes the timer. Without a
- * timer it gets one signal. */
+/* Interrupts the thread that executes a request, with the lock held. A timer sends the signal
+ * repeatedly, since a single one may arrive before the thread blocks; the thread deletes the timer.
+ * If no timer can be made, the thread gets one signal. */
 static void soft_interrupt(soft_request *request) {
     struct itimerspec when = {.it_value.tv_nsec = 1, .it_interval.tv_nsec = SOFT_ALARM_NS};
     struct sigevent event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = soft_signal};
@@ -304,7 +305,7 @@ static void soft_interrupt(soft_request *request) {
         syscall(SYS_tgkill, getpid(), request->worker, soft_signal);
 }
 
-/* Leaves an interrupted request to its thread, which frees it, with the lock held. */
+/* Leaves an interrupted request to its thread, which frees it. The caller holds the lock. */
 static void soft_discard(softring *s, soft_request *request) {
     assert(request->work == SOFT_WORK_INTERRUPTED);
     request->work = SOFT_WORK_DISCARDED;
@@ -423,7 +424,7 @@ bool soft_give(soft_pool *pool, soft_request *chain) {
     bool served;
 
     pthread_mutex_lock(&pool->lock);
-    /* One thread for each chain: two may wait for each other, such as the ends of a FIFO. */
+    /* Each chain gets a thread: two may wait for each other, as opens of both ends of a FIFO do. */
     served = pool->idle > pool->queued ||
              (pool->threads < pool->most && soft_start_worker(pool)) || pool->threads > 0;
     if (served) {

@@ -1,10 +1,10 @@
 /* The descriptors that a software ring waits for, by epoll.
  *
- * A multishot request keeps its descriptor registered, level-triggered: a receive that leaves
- * bytes, or finds no buffer, gets another event. A one-shot request registers it for one event. A
- * multishot poll is edge-triggered, one event for each arrival, like the kernel's; if other
- * requests on the same descriptor leave something in it, it is registered again, so that epoll
- * checks it again.
+ * A multishot receive keeps its descriptor registered, level-triggered: if it leaves bytes, or
+ * finds no buffer, it gets another event. A one-shot request registers its descriptor for one
+ * event. A multishot poll is edge-triggered and gets one event for each arrival, like the kernel's.
+ * If other requests on the same descriptor leave something in it, the descriptor is registered
+ * again, so that epoll checks it again.
  *
  * epoll identifies a descriptor by its file. A closed file leaves epoll, unless a duplicate of the
  * descriptor is still open. So the first request that waits for a number registers it again, under
@@ -18,7 +18,7 @@
 #include "_kernel/compat.h"
 #include "_softring/queue.h"
 
-/* Watches beyond the requested one for which the table gets room when it grows. */
+/* When the table of watches grows, it gets room for so many more than are needed. */
 #define SOFT_WATCHES_ROOM 64
 /* The data of the events of the threads for files. */
 #define SOFT_POOL_DATA UINT64_MAX
@@ -30,7 +30,8 @@ int soft_open_waits(softring *s, const char **call) {
     s->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (s->epoll_fd < 0)
         return -errno;
-    /* An instance is never in itself: EINVAL. Later an EPERM means a file that epoll cannot watch. */
+    /* Find out at once whether a filter forbids epoll_ctl(2), because a later EPERM means a file
+     * that epoll cannot watch. The kernel answers EINVAL: an instance is never in itself. */
     *call = "epoll_ctl";
     if (epoll_ctl(s->epoll_fd, EPOLL_CTL_DEL, s->epoll_fd, &event) < 0 &&
         uring_is_forbidden(-errno))
@@ -74,7 +75,7 @@ static uint32_t soft_wanted(const soft_watch *watch) {
 }
 
 /* Registers *wanted* with epoll, which then also reports what is there already. Returns 1 if the
- * number now belongs to another file than the earlier requests have waited for, 0 if not, or
+ * number belongs to another file than the one that earlier requests wait for, 0 if not, or
  * -errno. */
 static int soft_register(softring *s, int fd, uint32_t wanted) {
     soft_watch *watch = &s->watches[fd];
@@ -94,7 +95,7 @@ static int soft_register(softring *s, int fd, uint32_t wanted) {
     if (res < 0) {
         watch->known = false;
         watch->registered = 0;
-        /* ENOSPC: the user has too many epoll entries. Owners handle it like a lack of memory. */
+        /* ENOSPC says that the user has too many epoll entries. Owners handle that like ENOMEM. */
         return errno == ENOSPC ? -ENOMEM : -errno;
     }
     watch->known = true;
@@ -165,9 +166,9 @@ void soft_leave_watch(softring *s, soft_request *request) {
     request->state = SOFT_NEW;
 }
 
-/* Removes from epoll a descriptor that no request waits for. It may be about to be closed, and a
- * duplicate, maybe in another process, would keep its events coming. Returns whether the entry was
- * removed or is still needed. */
+/* Removes from epoll a descriptor that no request waits for. The descriptor may be about to be
+ * closed, and if it has a duplicate, perhaps in another process, epoll would go on to report its
+ * events. Returns whether the entry was removed or is still needed. */
 bool soft_drop_watch(softring *s, int fd) {
     soft_watch *watch = &s->watches[fd];
     struct epoll_event event = {0};
@@ -223,7 +224,7 @@ static void soft_renew(softring *s, int fd, uint32_t events, bool left) {
         return;
     }
     if (events & (EPOLLERR | EPOLLHUP))
-        /* For example the error queue of IP_RECVERR, which no receive empties. */
+        /* The error may last, as in the error queue of IP_RECVERR, which no receive empties. */
         watch->has_lasting_error = true;
     wanted = soft_wanted(watch);
     if (wanted & EPOLLONESHOT || (left && wanted & EPOLLET) ||
@@ -293,13 +294,13 @@ static int soft_wait(softring *s, struct epoll_event *events, int64_t timeout_ns
     return count < 0 ? -errno : count;
 }
 
-/* Makes the threads for files end the sleep that begins. Returns false if they have a result
- * already. */
+/* Makes the threads for files wake the calling thread, which is about to sleep. Returns false if
+ * they already have a result. */
 bool soft_fall_asleep(softring *s) {
     if (s->pool == NULL)
         return true;
     atomic_store(&s->pool->sleeping, true);
-    /* Work that a thread finished before it could see `sleeping`. */
+    /* A thread that finished before it could see `sleeping` has only set the flag. */
     return !(__atomic_load_n(s->queues.sq.kflags, __ATOMIC_SEQ_CST) & IORING_SQ_TASKRUN);
 }
 
@@ -314,7 +315,8 @@ int soft_join_accept_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
     if (s->accept_epoll_fd >= 0)
         epoll_ctl(s->accept_epoll_fd, EPOLL_CTL_DEL, s->epoll_fd, &event);
     if (accept_epoll_fd >= 0 && accept_epoll_fd < s->watches_size)
-        /* A request has waited for it (EPOLL_WAIT), and an instance cannot be in its own entry. */
+        /* A request may have waited for this instance (EPOLL_WAIT). The ring's own instance, which
+         * is added to it below, must not contain it. */
         soft_drop_watch(s, accept_epoll_fd);
     s->accept_epoll_fd = accept_epoll_fd;
     s->accept_epoll_data = data;
@@ -347,7 +349,8 @@ int soft_look(softring *s, int64_t timeout_ns) {
     return count;
 }
 
-/* Registers the eventfd by which the threads for files end a sleep: by edge, and never read. */
+/* Registers the eventfd by which the threads for files end a sleep. Nothing reads it, so it is
+ * edge-triggered. */
 int soft_watch_pool(softring *s, int fd) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLET};
 

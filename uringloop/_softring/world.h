@@ -1,10 +1,10 @@
 /* The world of a software ring: the functions by which its owner may replace the kernel.
  *
  * A ring without a world calls the kernel. Where the contract of io_uring allows several outcomes,
- * it has the one that its owner likes best: it reports events at once, transfers as many bytes as
- * there are, and accepts every enter. A ring with a world calls these functions in place of the
- * kernel. They may make the same system calls, ask for less, return other errors, and have any
- * outcome that the contract allows.
+ * such a ring has the one that its owner likes best: it reports events at once, transfers as many
+ * bytes as there are, and accepts every enter. A ring with a world calls these functions in place
+ * of the kernel. They may make the same system calls, ask for less, return other errors, and have
+ * any outcome that the contract allows.
  *
  * The table belongs to its owner, and must be valid until the ring is closed. No function in it is
  * NULL, and only the thread that owns the ring calls them. Their first argument is `owner`. Results
@@ -41,8 +41,8 @@ typedef struct soft_world {
     /* Returns whether the ring has this outcome now. */
     bool (*chooses)(void *owner, soft_choices outcome);
 
-    /* Called when an enter begins. A result below zero is that of the enter, which submits
-     * nothing. */
+    /* Called when an enter begins. If this returns less than zero, the enter submits nothing and
+     * returns the same. */
     int (*enter)(void *owner, softring *s);
 
     /* epoll_wait(2). The requests get the events in the order of the array. */
@@ -68,8 +68,8 @@ typedef struct soft_world {
 
     /* Executes a chain of operations of files, or returns false to leave it to the threads. The
      * world posts the results with soft_finish_chain(), at once or in a later call of `complete`,
-     * which each enter makes that looks for events. Until then the chain is SOFT_KEPT, and in the
-     * ring's list `kept`. */
+     * which the ring calls in each enter that looks for events. Until then the chain is SOFT_KEPT,
+     * and in the ring's list `kept`. */
     bool (*perform)(void *owner, softring *s, soft_request *chain);
     void (*complete)(void *owner, softring *s);
 
