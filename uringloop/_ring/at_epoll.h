@@ -1,5 +1,5 @@
-/* How a ring ends the sleep of a loop that sleeps in epoll_wait(2), at an epoll instance of its own:
- * the kernel's ring by an eventfd, a software ring by its own epoll instance.
+/* How a ring ends the sleep of a loop that sleeps in epoll_wait(2), at an epoll instance of the
+ * loop's. The kernel's ring writes to an eventfd; a software ring adds its own epoll instance.
  */
 #ifndef URINGLOOP_RING_AT_EPOLL_H
 #define URINGLOOP_RING_AT_EPOLL_H
@@ -8,7 +8,7 @@
 
 #include "_ring/uring.h"
 
-/* Lets the kernel write to the eventfd, or not. */
+/* Allows or forbids the kernel to write to the eventfd. */
 static inline void uring_switch_eventfd(uring *u, unsigned flags) {
     if (u->ring.cq.kflags == NULL)
         return;
@@ -18,8 +18,8 @@ static inline void uring_switch_eventfd(uring *u, unsigned flags) {
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Makes the eventfd, which the ring keeps until it is closed. Returns 0 or -errno: seccomp may forbid
- * io_uring_register by now. */
+/* Makes the eventfd, which the ring keeps until it is closed. Returns 0 or -errno: seccomp may
+ * forbid io_uring_register by now. */
 static inline int uring_make_eventfd(uring *u) {
     int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), res;
 
@@ -37,7 +37,7 @@ static inline int uring_make_eventfd(uring *u) {
 /* Lets an event with *data* end each sleep at *epoll_fd* when the ring has completions, or work
  * that only an enter does. A ring can do so at one instance. Returns 0 or -errno. */
 static inline int uring_join_epoll(uring *u, int epoll_fd, uint64_t data) {
-    /* By edge: one event for each write, and never read. */
+    /* Edge-triggered: each write makes one event, and nothing reads the eventfd. */
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};
     int res;
 
@@ -52,8 +52,8 @@ static inline int uring_join_epoll(uring *u, int epoll_fd, uint64_t data) {
     return 0;
 }
 
-/* Ends that. Does nothing in a forked child: the fork handler has closed the child's descriptors,
- * and the instance is the parent's, too. */
+/* Undoes uring_join_epoll(). Does nothing in a forked child: the fork handler has closed the
+ * child's descriptors, and the parent uses the same epoll instance. */
 static inline void uring_leave_epoll(uring *u, int epoll_fd) {
     struct epoll_event event = {0};
 

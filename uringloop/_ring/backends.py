@@ -42,7 +42,7 @@ REFUSALS = frozenset(
     )
 )
 
-# Those by which a seccomp filter or another policy refuses a system call.
+# Errors by which a seccomp filter or another policy refuses a system call.
 POLICIES = frozenset((errno.EACCES, errno.ENOSYS, errno.EPERM))
 
 SYSCTL = "/proc/sys/kernel/io_uring_disabled"
@@ -203,7 +203,7 @@ def cause(error: int, call: str = SETUP) -> str:
 
 
 def cause_beside_io_uring(error: int, call: str) -> str:
-    """Return the same for a call that is none of io_uring's: a policy for io_uring is no cause."""
+    """Return why *call*, none of io_uring's, has failed: no policy for io_uring is the cause."""
     if error in POLICIES:
         return (
             f"a seccomp profile or another sandbox refuses the system call {call} "
@@ -226,7 +226,7 @@ def switched_off() -> str | None:
 
 
 def is_spared() -> bool:
-    """Return whether kernel.io_uring_disabled = 1 exempts us (Linux: `io_uring_allowed`)."""
+    """Return whether io_uring_disabled = 1 exempts this process (Linux: `io_uring_allowed`)."""
     group = read(GROUP_SYSCTL)
     if group is not None and int(group) in {os.getegid(), *os.getgroups()}:
         return True

@@ -27,11 +27,11 @@ from uringloop._ring.uring cimport (
 
 
 cdef enum:
-    # The kernel requires a power of two. Each takes 16 bytes in the ring of buffers.
+    # The kernel requires a power of two. Each buffer takes 16 bytes in the ring of buffers.
     BUFFERS_MAX = 256
     ENTRIES_BYTES = BUFFERS_MAX * 16
-    # 16 x 64 KiB stay in the second-level cache (1 MiB); 64 MiB cost 30 to 60 % with 10 KiB
-    # messages.
+    # 16 buffers of 64 KiB stay in the second-level cache (1 MiB). A pool of 64 MiB costs 30 to 60 %
+    # with messages of 10 KiB.
     BUFFERS_AT_START = 16
     # asyncio and uvloop read up to 256 KiB and 64 KiB; below 64 KiB large streams lose up to 60 %.
     BUFFER_SIZE = 64 * 1024
@@ -40,9 +40,9 @@ cdef enum:
     DATAGRAM_BUFFER_SIZE = 68 * 1024
     # Most datagrams are small and touch one page of a buffer: 32 of them are 128 KiB in the cache.
     DATAGRAM_BUFFERS_AT_START = 32
-    # A pool maps at most one part of so many of the memory that the process may still map: with a
-    # low RLIMIT_DATA or RLIMIT_AS the program needs the rest for its own objects. With a half, a
-    # program that had 4 MB left with asyncio had 0.2 MB.
+    # A pool maps at most an eighth of the memory that the process may still map: with a low
+    # RLIMIT_DATA or RLIMIT_AS the program needs the rest for its own objects. When a pool took up
+    # to a half, a program that had 4 MB left with asyncio had 0.2 MB.
     MEMORY_PARTS = 8
     # The pool grows only while buffers come back with fewer bytes than this on average: small
     # messages touch one page of each buffer, large ones would move whole buffers through the cache.
@@ -147,7 +147,7 @@ cdef class BufferPool:
     cdef void close(self) noexcept:
         """Unmap the memory. The ring must be closed, or every receive must have ended."""
         if self.ring.memory_pinned:
-            # Its kernel thread may still write to the buffers.
+            # The ring's kernel thread may still write to the buffers: leave them mapped.
             self.entries = NULL
             self.memory = NULL
         if self.entries != NULL:

@@ -1,8 +1,8 @@
 """The optional features of a ring: which ones exist, and which ones are disabled.
 
 The loop can do without each of them, in a slower way. What the kernel supports is probed, not
-derived from its version, once in a process and at the first need. Any thread may call: two threads
-that probe at once find the same.
+derived from its version, once in a process and at the first need. Any thread may call these
+functions: two threads that probe at the same time find the same.
 """
 
 from uringloop._kernel.atomics cimport (
@@ -44,11 +44,11 @@ FEATURES = {
     "epoll_sleep": EPOLL_SLEEP,
 }
 
-# The kernel's ring. The first four always exist where a ring can be made; the last two do not
-# depend on the ring.
+# What the kernel's ring has. The first four always exist where a ring can be made; the last two do
+# not depend on the ring.
 cdef unsigned int present = (
     SHARED_ACCEPT | MULTISHOT_RECV | UNIX_MULTISHOT | EPOLL_SLEEP | CACHED_FILES | NAMELESS_FILES)
-# The software ring. NO_IOWAIT is not needed: it does not sleep in io_uring_enter.
+# What the software ring has. It needs no NO_IOWAIT, because it does not sleep in io_uring_enter.
 cdef unsigned int soft_present = (
     SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE
     | EPOLL_WAIT | EPOLL_SLEEP | NAMELESS_FILES | UNIX_MULTISHOT)
@@ -60,7 +60,8 @@ cdef unsigned int paths_tried = False
 cdef bint uses(unsigned int feature) noexcept:
     """Return whether the kernel's ring has *feature* and it is enabled, after `try_kernel`.
 
-    Some features are those of either ring: then this answers for both (Ring.uses knows its kind).
+    For a feature that does not depend on the kind of ring, the answer holds for the software ring,
+    too. Ring.uses() knows the kind of its ring.
     """
     return enabled(feature) & load_uint(&present) != 0
 
@@ -130,7 +131,7 @@ def number_of_call(str name):
 
 
 def answer_to_call(str name):
-    """Return the errno of the system call *name* with wrong arguments, or -1 if it kills."""
+    """Return the errno of system call *name* with wrong arguments, or -1 if it kills the caller."""
     cdef long number = uring_call_number(name.encode())
     return uring_ask_call(number) if number >= 0 else 0
 

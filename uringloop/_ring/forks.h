@@ -1,6 +1,6 @@
 /* The rings of this process, which a forked child must not touch. A lock protects the list, so that
- * any thread may open and close a ring, and fork(2) waits for the lock. One compiled module may
- * include this file: it defines static variables. */
+ * any thread may open and close a ring, and fork(2) waits for the lock. Only one compiled module
+ * may include this file, because it defines static variables. */
 #ifndef URINGLOOP_FORKS_H
 #define URINGLOOP_FORKS_H
 
@@ -49,9 +49,9 @@ static inline void uring_forget(uring *u) {
     pthread_mutex_unlock(&uring_live_lock);
 }
 
-/* Closes *u*; *fresh* takes its place in memory, and in the list. Other threads may read what stands
- * before `ring`. A fork waits: its child would close the descriptor of *u*, which may belong to
- * another file as soon as it is closed here. */
+/* Closes *u*, and puts *fresh* in its place in memory and in the list. Other threads may read the
+ * members before `ring` meanwhile. The lock makes a fork wait: otherwise the child would close the
+ * descriptor of *u*, whose number may belong to another file as soon as *u* is closed here. */
 static inline void uring_take_place(uring *u, const uring *fresh) {
     uring *next;
 

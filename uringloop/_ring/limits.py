@@ -18,7 +18,7 @@ RING_BYTES = 48 * 1024
 LOOPS_LOW = 16
 # Threads that a loop may start: the kernel's workers for files, and those of asyncio's executor.
 THREADS_LOW = 64
-# A loop with busy connections and datagram endpoints, and the Python program around it.
+# What a loop with busy connections and datagram endpoints needs, with the Python program around it.
 MEMORY_LOW = 64 * 2**20
 
 CGROUP = "/proc/self/cgroup"
@@ -47,7 +47,8 @@ def cgroup(controller: str, *names: str) -> int | None:
     """Return the first number in the files *names* of this process's cgroup, or None.
 
     Reads cgroups of version 2, or those of *controller* of version 1. In a container the path of
-    the cgroup may be the host's, which the container does not see: its own is the root then.
+    the cgroup may be the host's, which the container does not see; the container's own cgroup is
+    then at the root.
     """
     for line in (backends.read(CGROUP) or "").splitlines():
         number, controllers, path = line.split(":", 2)

@@ -63,7 +63,8 @@ static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *compl
     return 1;
 }
 
-/* Returns whether the kernel has an operation. Running it would start a worker thread. */
+/* Returns whether the kernel has an operation. Asks the kernel, because running the operation would
+ * start a worker thread. */
 static inline bool uring_trial_knows(uring_trial *trial, int opcode) {
     struct io_uring_probe *probe = io_uring_get_probe_ring(&trial->u.ring);
     bool known = probe != NULL && io_uring_opcode_supported(probe, opcode);
@@ -146,7 +147,8 @@ static inline long uring_call_number(const char *name) {
 }
 
 /* Makes a system call with arguments that none of those above accepts, in a child process, which a
- * sandbox may kill for it. Returns the errno; -1 if the child was killed, 0 if there is none. */
+ * sandbox may kill for it. Returns the errno, -1 if the child was killed, or 0 if there is no
+ * child. */
 static inline int uring_ask_call(long number) {
     volatile int error = -1;
     pid_t child = vfork();

@@ -37,7 +37,7 @@ cdef enum Policy:
 # Whether io_uring may be called; the drawing is in ring.pyx.
 cdef enum Permission:
     ALLOWED             # no call has been refused
-    FORBIDDEN           # one has: the next turn replaces the ring
+    FORBIDDEN           # a call has been refused: the next turn replaces the ring
     ENTER_FORBIDDEN     # the same, and nothing more can be submitted
     REPLACED            # by a software ring; the next turn calls on_fallback()
     FALLEN_BACK         # on_fallback() has been called
@@ -54,7 +54,7 @@ cdef struct Operation:
     bint in_flight             # between start and the terminal completion
     bint cancelled             # on a ring with a kernel thread: ends with the run, too
     bint quiet                 # posts a completion only if it fails
-    unsigned int sequence      # behind its submission if it is quiet, or its newest cancel
+    unsigned int sequence      # position after its submission if quiet, or after its newest cancel
     unsigned char opcode       # of its submission, if it is traced
     unsigned int number        # its number in the trace
 
@@ -76,10 +76,10 @@ cdef class Ring:
     cdef unsigned long runner          # the thread that runs the loop, no other may submit; or 0
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
-    cdef bint old_completions_dispatched   # those of a replaced ring, all of them
+    cdef bint old_completions_dispatched   # all completions of a replaced ring were delivered
     cdef int permission                # a Permission; any thread may read it
     cdef tuple forbidden_call          # errno and name of the first call that was refused, or None
-    cdef object on_fallback            # called with both after the fallback, or None; a function
+    cdef object on_fallback            # a function, called with both after the fallback; or None
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 

@@ -17,8 +17,8 @@ then takes its place:
                                           REPLACED ──fall_back()──> FALLEN_BACK
 
 The thread that runs the loop may call every method. Another thread may prepare submissions while
-the loop does not run. Only the kernel knows which thread a ring belongs to: it
-returns EEXIST to the others, see `take_over`.
+the loop does not run. Only the kernel knows which thread a ring belongs to: it returns EEXIST to
+all others (see `take_over`).
 """
 
 cimport cython
@@ -122,19 +122,19 @@ cdef enum:
     # The queues are cyclic, and cleared when they are made: small ones stay in the cache. 128
     # submissions take 8 KiB; a full queue costs no more than an extra enter.
     SQ_ENTRIES = 128
-    # 2048 completions take 32 KiB. An enter posts 20 of them (before kernel 6.13 all; the kernel
-    # keeps those that do not fit). The size also determines the hash table for a cancel by
-    # user_data: with 9,000 operations in flight a cancel takes 2.5 us, and 1.2 us with the largest
-    # table, that of 8192 completions.
+    # 2048 completions take 32 KiB. An enter posts 20 of them. Before kernel 6.13 it posts all, and
+    # the kernel keeps those that do not fit. The size of the queue also determines that of the hash
+    # table in which a cancel looks up its user_data: with 9,000 operations in flight a cancel takes
+    # 2.5 us, and 1.2 us with the largest table, that of 8192 completions.
     CQ_ENTRIES = 2048
     # A kernel thread (SQPOLL) frees submissions only after it has processed all that it found.
     SQ_ENTRIES_OF_THREAD = 512
     # The kernel's worker threads for regular files, which wait rather than compute: 32 sync 1.3
-    # times as many files a second as 8, and more gain nothing. Then those for other files, by
-    # default unlimited.
+    # times as many files a second as 8, and more gain nothing. The workers for other files have no
+    # limit by default.
     BOUNDED_WORKERS_MAX = 32
     UNBOUNDED_WORKERS_MAX = 64
-    # Completions that end a sleep in which they gather: a turn with so many is cheap enough.
+    # The number of completions that ends a gathering sleep: a turn with so many is cheap enough.
     BATCH_MAX = 64
 
     # Enters without progress, on a full submission queue for example, before the ring gives up.
@@ -286,7 +286,7 @@ cdef class Ring:
         if self.trace.fd >= 0:
             uring_trace_cancel(&self.trace, "cancel", op.opcode, op.number)
         if self.u.threaded and op.in_flight and not ends_with_run(op):
-            # It ends some time after the enter; end_run_operations() waits for that.
+            # The operation ends some time after the enter; end_run_operations() waits for that.
             op.cancelled = True
             self.run_count += 1
         return 0
@@ -432,7 +432,7 @@ cdef class Ring:
             uring_consume(&self.u, head)
             if op != NULL:
                 self._complete(op, res, flags)
-                # The indexes belong to the ring that they were read from, in this process.
+                # The indexes are valid only for the ring they were read from, and in this process.
                 if not uring_is_usable(&self.u) or self.generation != generation:
                     return self.check_process()
                 head = uring_head(&self.u)
@@ -440,7 +440,7 @@ cdef class Ring:
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
-        # A reference to the end of this call, whatever the callback drops.
+        # Keep the owner to the end of this call, whatever references the callback drops.
         cdef object owner = <object>op.owner
         count_total(&self.completions, 1)
         if self.trace.fd >= 0:
@@ -529,7 +529,7 @@ cdef class Ring:
         return 0
 
     cdef int _take_completions_of(self, Operation *wanted) except -1:
-        """Deliver the completions of *wanted*, or with NULL of all that the end of a run needs."""
+        """Deliver the completions of *wanted*; for NULL, of all that the end of a run needs."""
         cdef unsigned int index = uring_head(&self.u)
         cdef io_uring_cqe *cqe
         cdef Operation *op
@@ -587,7 +587,7 @@ cdef class Ring:
                 if orphans.next.policy & WORKER_OWNS_MEMORY:
                     # A worker may use its memory: keep the owner for good.
                     Py_INCREF(<object>orphans.next.owner)
-                # How much of a send has gone is unknown: to send again might double bytes.
+                # How much of a send has gone out is unknown: sending it again might repeat bytes.
                 unknown = ends_with_run(orphans.next)
                 self._complete(orphans.next, -ECONNABORTED if unknown else -ECANCELED, 0)
             except BaseException as exc:
@@ -707,7 +707,7 @@ cdef class Ring:
         while self.in_flight.next != &self.in_flight:
             op = self.in_flight.next
             if op.policy & WORKER_OWNS_MEMORY:
-                # A worker may use its memory: keep the owner for good. End the wait for it.
+                # A worker may use its memory: keep the owner for good, but end the wait for it.
                 self._unlink(op)
                 op.on_completion(op, -ECANCELED, 0)
             else:
@@ -739,9 +739,10 @@ cdef class Ring:
     cdef int end_run_operations(self) except -1:
         """End the operations that a change of the thread or of the ring would break.
 
-        Sends: only their completions say how much was sent. Polls of listening sockets: a ring
-        whose thread has left it would keep the socket open for some time. A receive may stay armed:
-        what the kernel took from a socket is in the completion queue.
+        These are sends, because only their completions say how much was sent, and polls of
+        listening sockets, because a ring that its thread has left would keep the socket open for
+        some time. A receive may stay armed, because whatever the kernel took from its socket is in
+        the completion queue.
         """
         cdef Operation *op
         cdef int tries = 0
@@ -796,7 +797,7 @@ cdef class Ring:
     cdef int fall_back(self) except -1:
         """Switch to the software ring, after a security policy has forbidden a call to io_uring."""
         if self.permission == FORBIDDEN:
-            # Unless this finds that the ring cannot be entered any more, and replaces it.
+            # This replaces the ring already if it finds that the ring cannot be entered any more.
             self.end_run_operations()
         if self.permission < REPLACED:
             self.replace()
@@ -870,7 +871,7 @@ cdef class Ring:
         return 0
 
     cdef int close(self) except -1:
-        """Close the ring. The caller has ended the operations, or cannot any more."""
+        """Close the ring. The caller has ended the operations, or cannot do so any more."""
         self._forget()
         if not self.memory_pinned:
             self._abandon()

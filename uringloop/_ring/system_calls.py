@@ -22,9 +22,9 @@ class SystemCall:
     """A row of the table."""
 
     name: str
-    # What the loop does by it.
+    # What the loop does with the call.
     use: str
-    # The calls that take its place, each of them alone; the last column describes other ways.
+    # The calls any one of which takes its place; `without` describes other ways.
     instead: tuple[str, ...]
     # What happens where the call and those in its place are refused.
     without: str
@@ -105,7 +105,7 @@ def is_refused(name: str) -> bool:
     """
     answer = features.answer_to_call(name)
     if answer == errno.ENOSYS:
-        # Without a filter the kernel is too old for it.
+        # If there is no filter, the kernel is too old for the call.
         return backends.seccomp_mode() != "0"
     return answer == KILLED or answer in backends.POLICIES
 

@@ -60,7 +60,7 @@ typedef enum uring_life {
 } uring_life;
 
 typedef struct uring {
-    /* What other threads read, see uring_take_place. */
+    /* Other threads read the members before `ring`, see uring_take_place. */
     uint64_t enters; /* system calls made */
     uring_life life;
     struct io_uring ring;
@@ -68,7 +68,7 @@ typedef struct uring {
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
     const char *call;     /* the system call with which opening it has failed, or may fail next */
     bool threaded;        /* a kernel thread takes the submissions (SQPOLL) */
-    int eventfd;          /* by which the kernel's ring ends a sleep elsewhere (at_epoll.h); or -1 */
+    int eventfd;          /* by which a kernel's ring ends a sleep elsewhere (at_epoll.h); or -1 */
     struct uring *next;   /* the list of live rings that the fork handler walks */
 } uring;
 
@@ -132,7 +132,8 @@ static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries)
 static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq_entries,
                                       unsigned idle_ms, int cpu) {
     struct io_uring_params params;
-    /* An ordinary ring first: both kinds need the same kernels, and fail with the same errors. */
+    /* Open an ordinary ring first. It needs the same kernels and fails with the same errors, so
+     * that an EINVAL below is due to *cpu*. */
     int res = uring_open(u, sq_entries, cq_entries);
 
     if (res < 0)
@@ -164,7 +165,7 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
     u->soft = softring_open(&u->ring, sq_entries, cq_entries, &u->call, &res);
     if (u->soft == NULL)
         return res;
-    /* Emulated by uring_wait_twice. */
+    /* uring_wait_twice() emulates the minimum wait. */
     u->ring.features |= URING_FEATURE_MIN_TIMEOUT;
     uring_store(&u->life, URING_DISABLED);
     return 0;
@@ -212,8 +213,8 @@ static inline bool uring_is_inherited(const uring *u) {
 /* Returns whether the ring is open, and this process's own. */
 static inline bool uring_is_usable(const uring *u) { return uring_get_life(u) >= URING_DISABLED; }
 
-/* Unmaps and closes the ring. An inherited one stays so: the fork handler has closed the
- * descriptor, and the mappings were never there (other memory may be at their addresses). */
+/* Unmaps and closes the ring. An inherited ring stays as it is: the fork handler has closed its
+ * descriptor, and this process never had the mappings (other memory may be at their addresses). */
 static inline void uring_close(uring *u) {
     if (!uring_is_usable(u))
         return;
@@ -226,7 +227,7 @@ static inline void uring_close(uring *u) {
     uring_store(&u->life, URING_CLOSED);
 }
 
-/* Enables a ring that was opened with the result *res*, to replace *old*, for the calling thread. */
+/* Enables a ring, opened with the result *res*, for the calling thread, to replace *old*. */
 static inline int uring_succeed(uring *u, const uring *old, int res) {
     if (res < 0)
         return res;
@@ -253,8 +254,8 @@ static inline int uring_open_soft_successor(uring *u, const uring *old) {
         u, old, uring_open_soft(u, *old->ring.sq.kring_entries, *old->ring.cq.kring_entries));
 }
 
-/* Points the queues of a ring whose mappings are gone to memory that can be read: the callback that
- * has forked returns to code that looks for completions. */
+/* After a fork the child lacks the ring's mappings. This points the queues to readable memory,
+ * because the callback that forked returns to code that looks for completions. */
 static inline void uring_empty_queues(struct io_uring *ring) {
     static unsigned zero;
 
@@ -449,7 +450,7 @@ static inline int uring_wait(uring *u, int64_t timeout_ns) {
     return uring_wait_for(u, 1, 0, timeout_ns);
 }
 
-/* Like uring_wait_batch, in two sleeps. */
+/* Waits like uring_wait_batch, on a software ring, in two sleeps. */
 static inline int uring_wait_twice(uring *u, unsigned wanted, int64_t least_ns,
                                    int64_t timeout_ns) {
     int res = uring_wait_for(u, wanted, 0, least_ns), again;
@@ -462,8 +463,8 @@ static inline int uring_wait_twice(uring *u, unsigned wanted, int64_t least_ns,
     return res > 0 ? res : again;
 }
 
-/* Like uring_wait, but lets completions gather for *least_ns* until there are *wanted*. The timeout
- * may end before that. */
+/* Waits like uring_wait, but lets completions gather until there are *wanted*, or for *least_ns*.
+ * The timeout may end before that. */
 static inline int uring_wait_batch(uring *u, unsigned wanted, int64_t least_ns,
                                    int64_t timeout_ns) {
     if (wanted <= 1 || !(u->ring.features & URING_FEATURE_MIN_TIMEOUT))
@@ -496,8 +497,8 @@ static inline struct io_uring_sqe *uring_get_submission(uring *u) {
     return io_uring_get_sqe(&u->ring);
 }
 
-/* Copies one of the submissions that *from* has not taken to *to*, which must have room for it;
- * *index* counts from the oldest. Returns the copy. */
+/* Copies one of the submissions that are still in the queue of *from* to *to*, which must have room
+ * for it; *index* counts from the oldest. Returns the copy. */
 static inline struct io_uring_sqe *uring_move_submission(uring *to, const uring *from,
                                                          unsigned index) {
     struct io_uring_sqe *sqe = uring_get_submission(to);
@@ -559,14 +560,14 @@ static inline void *uring_map(size_t size) {
 
     if (memory == MAP_FAILED)
         return NULL;
-    /* Without a copy: the kernel goes on writing to the parent's pages. The child has the addresses,
-     * because a callback that forks may still use a buffer. */
+    /* Do not let a fork copy the pages: the kernel goes on writing to the parent's. The child has
+     * memory at these addresses, because a callback that forks may still use a buffer. */
     madvise(memory, size, MADV_WIPEONFORK);
     return memory;
 }
 
-/* Does the same if *size* is at most one of *parts* equal parts of what the process may still map,
- * and else returns NULL. */
+/* Maps memory like uring_map() if *size* is at most one of *parts* equal parts of what the process
+ * may still map, and otherwise returns NULL. */
 static inline void *uring_map_part(size_t size, unsigned parts) {
     char *memory = uring_map(parts * size);
 
@@ -586,14 +587,14 @@ static inline int uring_accept(const uring *u, int fd, void *name, socklen_t *si
     return res < 0 ? -errno : res;
 }
 
-/* Returns what has ended receiving from a socket, if *res* is what recv(2) has returned: 0 at EOF, or
- * -errno. */
+/* Returns what has ended receiving from a socket, if *res* is what recv(2) has returned: 0 at EOF,
+ * or -errno. */
 static inline int uring_ended_by(const uring *u, int fd, int res) {
     return u->soft == NULL ? res : softring_ended_by(u->soft, fd, res);
 }
 
-/* Returns whether a multishot receive may miss the end of its connection. Kernels from 6.5 on miss a
- * reset, and on UNIX sockets any end, that is there with the last bytes; 6.1 does not. */
+/* Returns whether a multishot receive may miss the end of its connection. Kernels from 6.5 on miss
+ * a reset, and on UNIX sockets any end, that is there with the last bytes; 6.1 does not. */
 static inline bool uring_misses_ends(const uring *u) {
     return u->soft == NULL || softring_misses_ends(u->soft);
 }

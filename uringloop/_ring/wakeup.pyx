@@ -37,7 +37,7 @@ cdef class WakeUp:
                 self.on_wake()
         finally:
             if not flags & IORING_CQE_F_MORE:
-                # Ended by an overflow of the completion queue or a change of thread.
+                # An overflow of the completion queue or a change of thread has ended the poll.
                 if res < 0 and res != -ECANCELED:
                     raise os_error(res, "poll")
                 self.arm()
