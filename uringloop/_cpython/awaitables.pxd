@@ -1,5 +1,5 @@
-"""Awaitables in C: how one of our types gives its result to who awaits it, without an exception if
-that is possible.
+"""Awaitables in C: how one of our types gives its result to whoever awaits it, if possible without
+an exception.
 
 CPython 3.11, and tasks of every version, take the result by the slot `am_send`; later interpreters
 call __next__, which raises it in a StopIteration.
@@ -17,8 +17,8 @@ cdef extern from "Python.h":
         PYGEN_NEXT
 
 
-# A step: gets the awaitable and the value that is sent, and returns a PySendResult, -1 with an
-# exception.
+# A step of an awaitable. It gets the awaitable and the value that is sent, and returns a
+# PySendResult, or -1 with an exception.
 ctypedef int (*SendFunction)(PyObject *, PyObject *, PyObject **) noexcept
 
 
@@ -36,8 +36,9 @@ cdef extern from *:
         ((PyTypeObject *)type)->tp_as_async->am_send = (sendfunc)(void (*)(void))send;
     }
 
-    /* Raises StopIteration with a result. Since Python 3.12 that creates the exception each time:
-     * one is kept and raised again, unless a program or another thread has it, or has had it. */
+    /* Raises StopIteration with a result. From Python 3.12 on, that would create an exception each
+     * time. So one is kept and raised again, unless a program or another thread has it, or has had
+     * it. */
     static PyObject *uringloop_spare_stop;
 
     static inline void uringloop_stop_with(PyObject *result) {

@@ -1,7 +1,8 @@
 /* The module `uringloop._compiled`, which names the compiled modules in its file.
  *
- * They are linked into one file, each with a PyInit function; `loading.py` creates the modules. The
- * build writes compiled_modules.h from the sources: a module comes after those that it imports.
+ * The compiled modules are linked into one file, each with a PyInit function; `loading.py` creates
+ * the modules. The build writes compiled_modules.h from the sources: a module comes after those
+ * that it imports.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -41,10 +42,11 @@ static int add_modules(PyObject *module) {
 
 /* Lets glibc's malloc() keep the memory of large blocks.
  *
- * It maps each block of 128 KiB or more anew, until one is freed; from then on it takes blocks of
- * that size from its heap (mallopt(3), M_MMAP_THRESHOLD). A receive never causes that: its block is
- * cut to the size of the message before it is freed. Until a program happens to free a large block,
- * every such receive would take three system calls and the page faults of fresh memory. */
+ * malloc() maps each block of 128 KiB or more anew, until one is freed; from then on it takes
+ * blocks of that size from its heap (mallopt(3), M_MMAP_THRESHOLD). A receive never causes that:
+ * its block is cut to the size of the message before it is freed. Until a program happens to free a
+ * large block, every such receive would take three system calls and the page faults of fresh
+ * memory. */
 static int keep_large_blocks(PyObject *Py_UNUSED(module)) {
     PyMem_RawFree(PyMem_RawMalloc(LARGE_BLOCK));
     return 0;

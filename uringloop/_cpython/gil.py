@@ -1,4 +1,4 @@
-"""Whether this interpreter has a GIL: ordinary builds always do, free-threaded ones if it is on.
+"""Whether this interpreter runs with a GIL: ordinary builds always do, free-threaded ones may.
 
 A free-threaded build starts without the GIL. `-X gil=1`, `PYTHON_GIL=1` or the import of a compiled
 module that does not declare support for free threads switches it on for the process.
@@ -11,7 +11,7 @@ import sys
 
 def free_threaded() -> bool:
     """Return whether the interpreter was built to run without a GIL."""
-    # sysconfig would read a file, which another user may not be allowed to.
+    # sysconfig would read a file, which another user may not be allowed to read.
     return "t" in sys.abiflags
 
 

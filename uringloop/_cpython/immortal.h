@@ -1,10 +1,10 @@
-/* Without a GIL: objects that do not count their references, among them the code objects of all
- * compiled functions; the compiler reads this before every module.
+/* For builds without a GIL: objects that do not count their references, among them the code objects
+ * of all compiled functions. The compiler reads this file before every module.
  *
  * Each coroutine of a compiled function refers to the function's code object. A count that several
  * threads change moves from processor to processor; of 20,000 drops of such references, in two
- * threads that read files, 19,415 were of one code object. Nothing ever frees these objects. CPython's
- * own functions have a remedy that Cython's coroutines do not use: deferred counts.
+ * threads that read files, 19,415 were of one code object. Nothing ever frees these objects.
+ * CPython's own functions have a remedy that Cython's coroutines do not use: deferred counts.
  */
 #ifndef URINGLOOP_IMMORTAL_H
 #define URINGLOOP_IMMORTAL_H

@@ -1,10 +1,11 @@
 /* Imports of compiled modules by compiled modules; the compiler reads this before every module.
  *
- * Cython imports each module whose types another one uses, some 600 times in all. CPython's own
- * functions also ask whether another thread is executing the module, and wait for it: 2 to 4 us
- * each, to no purpose. The module has been executed by then, and no other thread can be executing
- * it: this thread holds the package's lock. Left to CPython are modules of the standard library, and
- * those of public packages, which may be imported at any time (loading.py).
+ * Cython imports each module whose types another one uses, some 600 times in all. Each time
+ * CPython's own functions also ask whether another thread is executing the module, and would wait
+ * for it. That takes 2 to 4 us, to no purpose: the module has been executed by then, and no other
+ * thread can be executing it, because this thread holds the package's lock. CPython still imports
+ * the modules of the standard library, and those of public packages, which may be imported at any
+ * time (loading.py).
  */
 #ifndef URINGLOOP_IMPORTING_H
 #define URINGLOOP_IMPORTING_H

@@ -1,8 +1,8 @@
 """Load the compiled modules, which share one file: with a file for each the import took 2 ms more.
 
-Each is a module of its own; only ``__file__`` is the same. Importing this module loads all that a
-loop needs at once: a process may have no file system or no descriptors left when it first needs one
-of them. Those are the modules of the private packages. The others, a quarter, are loaded when a
+Each is a module of its own; only ``__file__`` is the same. Importing this module loads at once all
+those that a loop needs, the modules of the private packages: a process may have no file system or
+no descriptors left when it first needs one of them. The others, a quarter, are loaded when a
 program first imports them, as `uringloop.open` imports those of files.
 """
 
@@ -26,7 +26,7 @@ NEEDED = "uringloop._"
 
 
 def package(name: str) -> ModuleType:
-    """Return the package *name*. Its `__init__.py`, a docstring, is not read: 0.2 ms are saved."""
+    """Return the package *name*. Not reading its `__init__.py`, a docstring, saves 0.2 ms."""
     module = sys.modules.get(name)
     if module is None:
         parent, _, attribute = name.rpartition(".")
@@ -124,5 +124,5 @@ def load_all() -> tuple[str, ...]:
 
 
 MODULES = load_all()
-# Behind Python's own, which look for a file and find none.
+# After Python's own finders, which look for a file and find none.
 sys.meta_path.append(LaterFinder)

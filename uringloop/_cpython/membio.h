@@ -85,8 +85,8 @@ static inline void membio_show(membio_memory *lent, const char *data, Py_ssize_t
     lent->flags = 0;
 }
 
-/* Returns the BIO's own memory. Until membio_give_back the BIO does not free it: it would do so when
- * its memory is exchanged. */
+/* Returns the BIO's own memory. Until membio_give_back the BIO does not free that memory, as it
+ * would when its memory is exchanged. */
 static inline membio_memory *membio_borrow(PyObject *object) {
     membio_call(object, MEMBIO_SET_CLOSE, 0, NULL);
     return membio_memory_of(object);
@@ -97,7 +97,7 @@ static inline void membio_give_back(PyObject *object) {
 }
 
 /* Lends memory to a BIO that is empty and whose own memory is borrowed. The BIO may be written to
- * only if the lent memory is another BIO's: OpenSSL enlarges it. */
+ * only if the lent memory is another BIO's, because OpenSSL enlarges it. */
 static inline void membio_lend(PyObject *object, membio_memory *lent) {
     membio_call(object, MEMBIO_SET_MEMORY, 0, lent);
 }

@@ -15,7 +15,7 @@ cdef extern from "Python.h":
     size_t PY_VECTORCALL_ARGUMENTS_OFFSET
     PyObject *PyObject_Vectorcall(
         object callable, PyObject *const *args, size_t nargs, PyObject *kwnames)
-    # These take a pointer: threads would change the count of a callable that they share.
+    # These take the callable as a pointer: threads that share it need not change its count.
     object PyObject_Call(PyObject *callable, object args, object options)
     object PyObject_CallNoArgs(PyObject *callable)
     object call_vector "PyObject_Vectorcall" (
@@ -39,7 +39,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_FindChar(
         object text, Py_UCS4 char, Py_ssize_t start, Py_ssize_t end, int direction) except -2
     bint PyUnicode_Check(PyObject *target)
-    # Without an *overflow* exception it returns the nearest number.
+    # If *overflow* is NULL, a number that does not fit becomes the nearest one that does.
     Py_ssize_t PyNumber_AsSsize_t(object number, PyObject *overflow) except? -1
     # For two str it does not fail.
     int PyUnicode_Compare(PyObject *one, object other)
@@ -55,8 +55,8 @@ cdef extern from "Python.h":
     Py_ssize_t list_size "PyList_GET_SIZE" (PyObject *items)
     int PyErr_CheckSignals() except -1
     Py_ssize_t Py_REFCNT(PyObject *target)
-    # True only if no other reference exists, in any thread; without a GIL false, too, for an object
-    # that another thread has made.
+    # True only if no other reference exists, in any thread. Without a GIL this is also false for an
+    # object that another thread has made.
     bint is_only_reference "uringloop_is_only_reference" (PyObject *target)
     bint has_weak_references "uringloop_has_weak_references" (PyObject *target)
     void give_away "uringloop_give_away" (PyObject *target)
@@ -85,13 +85,15 @@ cdef extern from *:
     #include <pthread.h>
 
     #if PY_VERSION_HEX < 0x030D0000
-    /* Nothing uses it there: handles for other threads have a class of their own since 3.14. */
+    /* Nothing uses it in these versions: handles for other threads have their own class from 3.14
+     * on. */
     typedef struct { char unused; } PyMutex;
     #define PyMutex_Lock(mutex) ((void)(mutex))
     #define PyMutex_Unlock(mutex) ((void)(mutex))
     #endif
 
-    /* What another thread did before it dropped its reference has happened. */
+    /* Whether the caller has the only reference. If so, the caller sees all that another thread did
+     * before it dropped its reference. */
     static inline int uringloop_is_only_reference(PyObject *object) {
     #ifdef Py_GIL_DISABLED
         return __atomic_load_n(&object->ob_tid, __ATOMIC_RELAXED) == _Py_ThreadId()
@@ -114,14 +116,15 @@ cdef extern from *:
         return context == NULL || PyObject_Size(context) == 0;
     }
 
-    /* The next five are for builds without a GIL; with one, they do nothing.
+    /* The next five functions are for builds without a GIL, and do nothing in others.
      *
-     * There an object belongs to the thread that has made it, which counts its own references
-     * without atomics, and which another thread that drops the last one asks to free the object.
+     * In such a build an object belongs to the thread that has made it. That thread counts its own
+     * references without atomics, and another thread that drops the last one asks it to free the
+     * object.
      *
-     * Leaves it to whoever drops the last reference. The caller has made the object, and no other
-     * thread has seen it: the counts get the state that CPython gives them when the owner has
-     * dropped its references. */
+     * This one lets whoever drops the last reference free the object. The caller has made the
+     * object, and no other thread has seen it. The counts get the state that CPython gives them
+     * when the owner has dropped its references. */
     static inline void uringloop_give_away(PyObject *object) {
     #ifdef Py_GIL_DISABLED
         if (object->ob_tid == _Py_ThreadId() && object->ob_ref_shared == 0) {
@@ -162,7 +165,8 @@ cdef extern from *:
     }
 
     /* Leaves an object to the garbage collector: from now on the interpreter does not count most
-     * references to it. Threads that count their references to one object wait for each other. */
+     * references to it. Otherwise threads that count references to the same object wait for each
+     * other. */
     static inline void uringloop_leave_to_collector(PyObject *object) {
     #ifdef Py_GIL_DISABLED
         PyUnstable_Object_EnableDeferredRefcount(object);
@@ -183,7 +187,7 @@ cdef extern from *:
     #endif
     #endif
 
-    /* The attribute of an object by its descriptor, an attribute of the object's type. */
+    /* Reads an attribute of an object through its descriptor, which is an attribute of the type. */
     #define uringloop_get_attribute(descriptor, object) \
         Py_TYPE(descriptor)->tp_descr_get(descriptor, object, (PyObject *)Py_TYPE(object))
 

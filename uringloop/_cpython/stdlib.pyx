@@ -41,8 +41,8 @@ cdef extern from *:
     """
     #include <structmember.h>
 
-    /* The offset in its objects of what a class declares in __slots__, by the class's descriptor;
-     * 0 for any other object. */
+    /* Returns the offset of a slot (a name in a class's __slots__) in the objects of the class,
+     * from the slot's descriptor; 0 for anything but such a descriptor. */
     static inline Py_ssize_t uringloop_slot_offset(PyObject *descriptor) {
         return Py_IS_TYPE(descriptor, &PyMemberDescr_Type)
             ? ((PyMemberDescrObject *)descriptor)->d_member->offset : 0;
@@ -124,7 +124,7 @@ STREAMS_SHAPE = {
     },
     "StreamReader._wakeup_waiter": {"_waiter", "cancelled", "set_result"},
 }
-# Until 3.13; later ones keep no list of what is to be removed.
+# For versions up to 3.13. Later ones keep no list of what is to be removed.
 WEAK_SET_SHAPE = {
     "WeakSet.__init__": {
         "set", "data", "ref", "_remove", "_pending_removals", "_iterating", "update",
@@ -182,7 +182,7 @@ cdef bint says(object target, str path, str words) except -1:
 def variable(str name):
     """Return the value of an environment variable or None, as `os.environ.get` does.
 
-    That takes 1 us for a variable that is not set, and a new loop looks for six.
+    `os.environ.get` takes 1 us for a variable that is not set, and a new loop looks for six.
     """
     values = getattr(os.environ, "_data", None)
     if type(values) is dict and name.encode() not in values:
@@ -234,12 +234,12 @@ cdef bint skips_false_items() except -1:
     except TypeError:
         return False
     except AttributeError:
-        # It uses other fields than in any known version: it is newer.
+        # It uses fields that no known version uses, so it is newer.
         pass
     return True
 
 
-# A trial, as both versions use the same names (gh-155888: 3.14.7 refuses them, 3.14.10 does not).
+# Found by a trial, as the names are the same (gh-155888: 3.14.7 refuses them, 3.14.10 does not).
 WRITELINES_SKIPS_FALSE = skips_false_items()
 # writelines() joins and writes, and raises what join() and write() raise (until 3.11).
 WRITELINES_JOINS = uses_name(selector_events, "_SelectorSocketTransport.writelines", "join")
@@ -312,8 +312,8 @@ cdef bint is_closed(object sock) except -1:
 
 # ── the set of all tasks ─────────────────────────────────────────────────────────────────────
 
-# The set that holds the tasks of asyncio's class in C: on 3.11 `_all_tasks`, then another name. On
-# 3.14 and newer they are in a list of their own, and the set is for other classes.
+# The set that holds the tasks of asyncio's class in C. It is `_all_tasks` on 3.11, and has another
+# name later. From 3.14 on these tasks are in a list of their own, and the set is for other classes.
 ALL_TASKS = find(tasks, "_all_tasks")
 if ALL_TASKS is None:
     ALL_TASKS = find(tasks, "_scheduled_tasks")
@@ -383,7 +383,7 @@ cdef bint reads_lent(object bio, membio_memory *own) except -1:
 
 
 cdef bint writes_lent(object bio, membio_memory *own) except -1:
-    """Return whether *bio* writes to lent memory, and says there how much."""
+    """Return whether *bio* writes to lent memory, and records there how much it has written."""
     cdef object other = ssl.MemoryBIO()
     cdef membio_memory *lent = membio_memory_of(other)
     membio_lend(bio, lent)
