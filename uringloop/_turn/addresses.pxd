@@ -24,7 +24,7 @@ cdef object python_address(const sockaddr_in6 *name)
 
 
 cdef enum:
-    # Senders in the cache, a power of two; 40 KiB, of which most programs use a part.
+    # Senders in the cache, a power of two. They take 40 KiB, but most programs touch only a part.
     KNOWN_MAX = 1024
 
 

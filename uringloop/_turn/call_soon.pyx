@@ -1,7 +1,8 @@
 """call_soon(), call_soon_threadsafe(), call_later() and call_at(): methods of LoopCore.
 
-They take their arguments by vectorcall: Cython's parsing of `*args` takes four times as long. Each
-function is a whole method, debug mode and unusual arguments included. Any thread may call them.
+The methods take their arguments by vectorcall, because Cython's parsing of `*args` takes four times
+as long. Each function is a whole method, debug mode and unusual arguments included. Any thread may
+call them.
 """
 
 from cpython.object cimport PyObject
@@ -34,9 +35,9 @@ cdef extern from *:
     #include <string.h>
     #define URINGLOOP_CONTEXT "context"
 
-    /* Whether a str is "context". asyncio's own in C is not interned, and PyUnicode_Compare takes
-     * 50 instructions, a tenth of a callback's. The comparison has the NUL after the text, too: 8
-     * bytes, which are one number. */
+    /* Whether a str is "context". The str that asyncio passes in C is not interned, and
+     * PyUnicode_Compare takes 50 instructions, a tenth of those for a callback. The comparison
+     * includes the NUL after the text, so it compares 8 bytes, which are a single number. */
     static inline int uringloop_is_context(PyObject *name, PyObject *interned) {
         return name == interned
             || (PyUnicode_IS_COMPACT_ASCII(name)
@@ -51,8 +52,9 @@ cdef extern from *:
     double PyLong_AsDouble(object number) except? -1
 
 
-# The type that add_method() expects. The functions below take a LoopCore instead, whose type the
-# method descriptor has checked: a variable of that type would count a reference.
+# The type that add_method() expects. The functions below take a LoopCore instead of an object,
+# because a variable of that type would count a reference. The method descriptor has checked the
+# type.
 ctypedef object (*method)(object, PyObject *const *, Py_ssize_t, PyObject *)
 ctypedef object (*method_of_loop)(LoopCore, PyObject *const *, Py_ssize_t, PyObject *)
 

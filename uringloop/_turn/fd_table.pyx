@@ -2,7 +2,8 @@
 
 The loop's table has the transports, the watchers' table has what add_reader() and add_writer()
 registered. The references are borrowed: whatever is in a table removes itself before it goes. Only
-the thread that runs the loop changes the loop's table; the watchers' has their critical section.
+the thread that runs the loop changes the loop's table; the watchers' table is changed in their
+critical section.
 """
 
 cimport cython

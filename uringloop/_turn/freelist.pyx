@@ -45,7 +45,7 @@ cdef class FreeList:
             return
         shelf = self._shelf_of(size)
         if shelf.size != size:
-            # Another size: the newest one gets the shelf.
+            # The shelf has objects of another size: the newest size gets the shelf.
             empty(shelf)
             shelf.size = size
         if shelf.count < SHELF_ROOM and (shelf.count + 1) * size <= SHELF_BYTES:

@@ -16,7 +16,7 @@ cdef enum Outcome:
 cdef class Handle:
     cdef object callback          # None once cancelled or forgotten
     cdef object args              # a tuple of arguments, or the only one; None like the callback
-    # Two bytes and an int: so a ThreadSafeHandle has 128 bytes, a size that mimalloc does not pad.
+    # With two bytes and an int a ThreadSafeHandle has 128 bytes, a size that mimalloc does not pad.
     cdef unsigned char single     # `args` is the only argument: most calls have none or one
     cdef unsigned char is_running  # in run_unshared(), which needs the callback and the arguments
     cdef int is_cancelled         # by any thread
@@ -25,7 +25,7 @@ cdef class Handle:
     # The loop that made it; None once forgotten, and in a build without a GIL, outside debug mode,
     # in a handle of call_soon_threadsafe.
     cdef object loop
-    # In a chain, of an inbox or of dropped timers: the handle that came before; owned by the chain.
+    # The handle before this one in a chain, of an inbox or of dropped timers; owned by the chain.
     cdef PyObject *older
     cdef object source_traceback  # where it was made, in debug mode; else None
     cdef str cancelled_repr       # its repr while it had a callback, in debug mode; else None

@@ -108,7 +108,7 @@ cdef class Handle:
         if self.source_traceback is not None:
             # The callback is dropped below; a report in debug mode still names it.
             self.cancelled_repr = self.describe()
-        # If run_unshared() is using the callback, it drops it itself.
+        # If run_unshared() is using the callback, it drops the callback itself.
         return 0 if load_byte(&self.is_running) else self.drop_callback()
 
     @cython.final
@@ -218,7 +218,7 @@ cdef class ThreadSafeHandle(Handle):
 
     def cancel(self):
         """Cancel the callback; if it is running, wait for its end."""
-        # Destructors of what is dropped may use the handle.
+        # Destructors of what is dropped may use the handle, and so lock it again.
         cdef bint locked = self.lock()
         try:
             self.drop()
@@ -233,7 +233,7 @@ cdef class ThreadSafeHandle(Handle):
     cdef bint lock(self) noexcept:
         """Wait for the end of a run in another thread; return whether unlock() must unlock."""
         if load_long(&self.holder) == this_thread():
-            # The callback itself is the caller, or a destructor.
+            # The caller is the callback itself, or a destructor.
             return False
         PyMutex_Lock(&self.mutex)
         store_long(&self.holder, this_thread())
@@ -247,7 +247,7 @@ cdef class ThreadSafeHandle(Handle):
     cdef int run(self, object loop) except -1:
         cdef bint locked
         if is_given(<PyObject*>self) and not has_weak_references(<PyObject*>self):
-            # Nobody else can reach the handle, so nobody cancels it. A report may keep it.
+            # Nobody else can reach the handle, so nobody cancels it. But a report may keep it.
             try:
                 run_unshared(self, loop)
             finally:
@@ -358,8 +358,8 @@ cdef class TimerHandle(Handle):
 
 
 cdef int run_unshared(Handle handle, object loop) except -1:
-    # Meanwhile only a debugger that asks the garbage collector can find and cancel the handle,
-    # which keeps alive what it refers to (drop_locked).
+    # Meanwhile only a debugger that asks the garbage collector can find the handle and cancel it.
+    # Even then the handle keeps alive what it refers to (drop_locked).
     cdef Outcome outcome
     if handle.is_cancelled:
         return 0

@@ -25,8 +25,8 @@ cdef enum Put:
 
 
 cdef enum:
-    # The number of handles after which an inbox is busy. Programs whose loops live for a few calls
-    # from other threads stay below it, and free a loop with its last reference.
+    # The number of handles after which an inbox is busy. A program whose loops live for a few calls
+    # from other threads stays below it, so that each loop is freed with its last reference.
     BUSY = 1000
 
 

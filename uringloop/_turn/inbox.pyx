@@ -8,10 +8,10 @@ The inbox is one word, which says all that other threads need to know of the loo
                           v │                                  │
               the newest handle, linked to older ones <────────┘
 
-Any thread may put a handle: one atomic operation, repeated only if another thread came first. The
-loop's thread takes all at once, in the order in which they were put. The loop falls asleep only if
-the word is EMPTY, so no wake-up is lost; and only the first handle put into the inbox of a sleeping
-loop costs a wake-up, so a loop that is awake is never written to.
+Any thread may put a handle, by one atomic operation that is repeated only if another thread came
+first. The loop's thread takes all at once, in the order in which they were put. The loop falls
+asleep only if the word is EMPTY, so no wake-up is lost; and only the first handle put into the
+inbox of a sleeping loop costs a wake-up, so a loop that is awake is never written to.
 
 The descriptor of the wake-up may be closed only when every thread that found the loop asleep has
 written to it: another file could get its number. The loop counts such sleeps as it wakes, and
@@ -46,7 +46,7 @@ cdef class Inbox:
     cdef Put put(self, Handle handle) noexcept:
         cdef uintptr_t newest = load_pointer_acquire(&self.newest)
         Py_INCREF(handle)
-        # The loop's thread frees it, without asking this one.
+        # The loop's thread frees the handle, without asking this thread.
         give_away(<PyObject*>handle)
         while newest != CLOSED:
             handle.older = <PyObject*>newest if newest > CLOSED else NULL
@@ -56,7 +56,7 @@ cdef class Inbox:
         return REFUSED
 
     cdef void woke(self) noexcept:
-        """The caller of put() has written to the wake-up's descriptor."""
+        """Note that the caller of put() has written to the wake-up's descriptor."""
         add_uint_release(&self.wakes_done, 1)
 
     # ── for the loop's thread ────────────────────────────────────────────────────────────────
@@ -87,7 +87,7 @@ cdef class Inbox:
         return self.taken == NULL and replace_pointer(&self.newest, &newest, ASLEEP)
 
     cdef void wake_up(self) noexcept:
-        """The loop is awake."""
+        """Note that the loop is awake."""
         cdef uintptr_t newest = ASLEEP
         if not replace_pointer(&self.newest, &newest, EMPTY):
             self.wakes_due += 1
@@ -101,7 +101,7 @@ cdef class Inbox:
         return self._drop_all(newest)
 
     cdef int close_alone(self) except -1:
-        """Like `close`, if no other thread can be waking the loop: also in a forked child."""
+        """Like `close`, where no other thread can be waking the loop, as in a forked child."""
         return self._drop_all(exchange_pointer(&self.newest, CLOSED))
 
     cdef int _drop_all(self, uintptr_t newest) except -1:

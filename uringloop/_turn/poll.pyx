@@ -90,7 +90,7 @@ cdef class PollOnce:
 
     cdef int keep_open(self, object sock) except -1:
         """Defer the close of *sock* until `release_socket`."""
-        # Not by isinstance(): the __class__ of a mock may be socket.
+        # Do not use isinstance(): the __class__ of a mock may be socket.
         if type(sock) is SOCKET or issubclass(type(sock), SOCKET):
             add_io_refs(sock, 1)
             self.sock = sock

@@ -10,8 +10,8 @@ from uringloop._turn.handles cimport Handle
 from uringloop._turn.spare_handles cimport SpareHandles
 
 
-# A handle's memory is fetched when this many others come before it: that of one from another thread
-# is not in this processor's cache.
+# A handle is prefetched when this many others come before it, because the memory of a handle from
+# another thread is not in this processor's cache.
 cdef enum:
     AHEAD = 4
     # The capacity at first, a power of two; it grows by doubling.

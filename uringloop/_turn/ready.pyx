@@ -1,7 +1,7 @@
 """Handles that are ready to run: a circular queue. Push and pop are inline, in the .pxd.
 
-Only the loop's thread pushes and pops. Others use the inbox, and may with a GIL push, too, as a
-program does that calls call_soon() from a wrong thread.
+Only the loop's thread pushes and pops. Other threads use the inbox. With a GIL they may also push,
+as a program does that calls call_soon() from a wrong thread.
 """
 
 cimport cython
@@ -16,7 +16,7 @@ from uringloop._turn.spare_handles cimport new_spare_handles
 
 
 cdef enum:
-    # The time to run through them hides that of a read; 4 hid two thirds as much as 16.
+    # The time to go through so many handles hides that of a read; 4 hid two thirds as much as 16.
     HANDLES_AHEAD = 16
 
 
@@ -46,7 +46,7 @@ cdef class ReadyQueue:
             prefetch_ahead(handle, (<Handle>handle).older)
             handle = (<Handle>handle).older
         store_size(&self.count, end)
-        # The oldest comes first.
+        # Reverse the chain, so that the oldest comes first.
         while begin < end - 1:
             end -= 1
             swap(self.place(begin), self.place(end))
@@ -68,14 +68,14 @@ cdef class ReadyQueue:
         return 0
 
     cdef int give_back_memory(self) except -1:
-        """Halve the capacity: the queue is nearly empty, behind a burst of callbacks."""
+        """Halve the capacity: the queue is nearly empty, after a burst of callbacks."""
         try:
             self.resize(self.count, self.capacity // 2)
         except MemoryError:
             # The queue keeps the memory that it has.
             return 0
         if self.capacity == KEPT:
-            # Handles of the burst: each keeps the memory around it from being given back.
+            # Drop the burst's handles: each keeps the memory around it from being given back.
             self.spare.clear()
         return 0
 

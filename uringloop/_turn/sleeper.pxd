@@ -26,7 +26,7 @@ cdef enum Place:
 
 
 cdef class EpollUser:
-    # Has descriptors in the loop's epoll instance.
+    # An object that has descriptors in the loop's epoll instance.
     cdef int arm(self) except -1
     cdef int on_ready(self, epoll_event *events, int count) except -1
     cdef int on_place(self) except -1

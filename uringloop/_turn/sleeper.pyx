@@ -7,18 +7,18 @@ epoll instance, of which each loop has one:
   then each event also takes a submission, a poll of the instance, task work and a completion. A
   loop that has little else to do sleeps at the instance itself, as loops on epoll do.
 - Listening sockets from which other processes accept, too (_net/shared_listeners.pyx). A connection
-  wakes one of the processes that wait for it exclusively. A request of a ring waits while its
-  process computes, and would take the wake-up of a process that is free. epoll does not: with
+  wakes one of the processes that wait for it exclusively. A request of a ring goes on waiting while
+  its process computes, and would take the wake-up from a process that is free. epoll does not: with
   EPOLLEXCLUSIVE an instance passes a wake-up on unless a thread sleeps in epoll_wait(2) at that
   moment (4.5, ep_poll_callback in fs/eventpoll.c).
 
     IN_RING ──enter()──> AT_EPOLL ──leave()──> IN_RING
        └─────────────────────┴──the kernel refuses what AT_EPOLL needs──> ALWAYS_IN_RING
 
-AT_EPOLL, the instance also has the descriptor by which the ring ends a sleep (at_epoll.h), and the
-waker of other threads: the kernel's ring does not write to its eventfd from within a write to
-another eventfd (on 6.18 it does so once, and never again). IN_RING, the watched
-descriptors are alone there, and the ring polls the listening sockets.
+While the loop is AT_EPOLL, the instance also has the descriptor by which the ring ends a sleep
+(at_epoll.h), and the waker of other threads: the kernel's ring does not write to its eventfd from
+within a write to another eventfd (on 6.18 it does so once, and never again). While the loop is
+IN_RING, the instance has the watched descriptors only, and the ring polls the listening sockets.
 
 A loop goes to AT_EPOLL when the ring has brought nothing but events for `needed` turns in a row,
 or when another process accepts from one of its sockets. It stays while it has credit:
@@ -29,8 +29,8 @@ or when another process accepts from one of its sockets. It stays while it has c
     a long one, in a process with shared sockets: it is free     sets it to CONNECTION_CREDIT
     a turn without a sleep that finds no watched descriptor ready    costs LOOK_COST
 
-Only the loop's thread may call. Other threads may call control(), in a critical section of the
-watchers.
+Only the loop's thread may call the methods, except control(), which other threads may call in a
+critical section of the watchers.
 """
 
 cimport cython
@@ -87,8 +87,9 @@ cdef enum:
     # A process with shared sockets that sleeps for less is busy with the connections that it has.
     SHORT_SLEEP_NS = 1_000_000
 
-    # A ring's request that reads an eventfd does not write to the ring's: after this time without
-    # events the loop sleeps in the ring.
+    # A ring's request that reads an eventfd completes without a write to the ring's own eventfd,
+    # and so does not end a sleep at the instance: after this time without events the loop sleeps in
+    # the ring.
     SLEEP_MAX_NS = 100_000_000
 
     # A process that was woken for a connection and is then killed, stopped or not scheduled takes
@@ -112,7 +113,7 @@ cdef class EpollUser:
         raise NotImplementedError
 
     cdef int on_ready(self, epoll_event *events, int count) except -1:
-        """Handle *count* events of this user's descriptors; -errno if the wait has failed."""
+        """Handle *count* events of this user's descriptors; a failed wait has -errno as *count*."""
         raise NotImplementedError
 
     cdef int on_place(self) except -1:
@@ -211,7 +212,7 @@ cdef class Sleeper:
 
     cdef int _add_waker(self) noexcept:
         cdef epoll_event event
-        # By edge: one event for each write, and nothing reads it.
+        # Edge-triggered: each write makes one event, and nothing reads the descriptor.
         event.events = EPOLLIN | EPOLLET
         event.data.u64 = WAKE
         cdef int res = self.control(EPOLL_CTL_ADD, self.waker_fd, &event)
@@ -263,7 +264,7 @@ cdef class Sleeper:
         return 0
 
     cdef int64_t _longest_ns(self) noexcept:
-        """Return how long a sleep may be at most, 0 if it may be as long as it likes."""
+        """Return how long a sleep may be at most, or 0 for no limit."""
         if self.exclusive:
             return self.quiet_ns
         return SLEEP_MAX_NS if self.ring.count else 0
@@ -277,7 +278,7 @@ cdef class Sleeper:
         cdef bint limited = longest and (timeout_ns == URING_FOREVER or timeout_ns > longest)
         cdef int64_t began, now
         if self.ring.spin(&timeout_ns):
-            # The turn does not sleep; what spins sees the ring only.
+            # The turn does not sleep, and the spinning has looked at the ring only.
             return self._look()
         # A forked child would take its parent's wake-ups.
         self.ring.check_inherited()
@@ -301,7 +302,7 @@ cdef class Sleeper:
         if by_ring or is_stale or self.found or self.connection.events:
             self._rate(by_ring or is_stale)
             if self.credit <= 0:
-                # Events that have been fetched are reported again.
+                # epoll reports the fetched events again.
                 return self._give_up()
         elif limited and not self.exclusive:
             return self.leave()
@@ -385,7 +386,7 @@ cdef class Sleeper:
             elif self.events[index].data.u64 == WAKE:
                 woke = True
             elif not self.connection.events:
-                # The one that has waited the longest; the next call reports the others again.
+                # Take the one that has waited the longest; the next call reports the others again.
                 self.connection = self.events[index]
         if woke and self.ring.u.soft != NULL:
             # Only an enter finds out what the software ring has.

@@ -8,15 +8,15 @@ from uringloop._turn.handles cimport Handle, TimerHandle, is_unshared
 
 
 cdef extern from *:
-    # The result takes over the reference, without counting: what C returns is owned.
+    # The result takes over the reference without counting, because Cython owns what C returns.
     Handle owned_handle "(void *)" (PyObject *reference)
     TimerHandle owned_timer "(void *)" (PyObject *reference)
 
 
 cdef enum:
     # A turn of a busy loop runs some hundred callbacks, in the order in which they were made.
-    # Timers run in any order: many spare ones, here and there in memory, would keep it from being
-    # given back.
+    # Timers run in any order: many spare ones, scattered in memory, would keep that memory from
+    # being given back.
     HANDLES_MAX = 1024
     TIMERS_MAX = 256
 
@@ -34,7 +34,7 @@ cdef class SpareHandles:
         while self.count:
             self.count -= 1
             spare = self.items[self.count]
-            # A debugger may have found it, and without a GIL it may be of a former thread.
+            # A debugger may have found the handle; without a GIL, a former thread may have made it.
             if is_only_reference(spare):
                 (<Handle>spare).is_cancelled = False
                 return spare
@@ -48,7 +48,7 @@ cdef class SpareHandles:
             forget(<Handle>handle)
             if self.handle_class == <PyObject*>TimerHandle:
                 (<TimerHandle>handle).given = None
-            # What this drops may have made the list full.
+            # Destructors of what forget() has dropped may have filled the list.
             if self.count < self.room:
                 self.items[self.count] = handle
                 self.count += 1
@@ -78,7 +78,7 @@ cdef SpareHandles new_spare_handles()
 cdef SpareHandles new_spare_timers()
 
 
-# Drops a reference; if others remain, the garbage collector has to know the handle.
+# Drops a reference. If others remain, makes the garbage collector track the handle.
 cdef int drop(PyObject *handle) except -1
 
 

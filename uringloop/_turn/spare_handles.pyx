@@ -55,7 +55,7 @@ cdef SpareHandles made(PyObject *handle_class, int room):
 
 
 cdef int drop(PyObject *handle) except -1:
-    """Drop a reference; if others remain, the garbage collector has to know the handle."""
+    """Drop a reference; if others remain, make the garbage collector track the handle."""
     if (not is_only_reference(handle) and PyObject_IS_GC(handle)
             and not PyObject_GC_IsTracked(handle)):
         PyObject_GC_Track(<object>handle)

@@ -1,7 +1,7 @@
 """Statistics of a loop, why it has changed rings, and the list of open loops.
 
 The counters are always on: each is one addition on a path that does much more. Turns are timed on
-request only. Any thread may read, also while the loop's thread works: reading neither stops nor
+request only. Any thread may read, even while the loop's thread works: reading neither stops nor
 resets anything, and each figure is one that was true a moment ago.
 """
 
@@ -50,8 +50,8 @@ COARSE_STALL_MS = 50
 # Whether new loops are timed for the monitor.
 cdef int MONITORED = False
 
-# Every loop that has not been freed. A set of weak references, not a WeakSet: it costs 0.2 us for
-# a loop, and is copied atomically while other threads create loops.
+# Weak references to all loops that have not been freed. A set, unlike a WeakSet, costs only 0.2 us
+# for a loop, and is copied atomically while other threads create loops.
 cdef set LOOPS = set()
 
 
@@ -182,7 +182,7 @@ cdef double blocked_s(LoopCore loop) noexcept:
     if (not running_thread(loop) or load_int_acquire(&loop.sleeping)
             or load_int(&loop.times.timing_users) == 0):
         return 0.0
-    # Another time if the turn has ended meanwhile.
+    # The turn ended while this function was reading it: report nothing.
     if load_ns(&loop.times.began_ns) != began:
         return 0.0
     return max(now - began, 0) * 1e-9

@@ -38,8 +38,8 @@ cdef enum:
     # Initial capacity; it doubles when full, and halves when three quarters are empty.
     CAPACITY_AT_START = 64
     CACHE_LINE = 64
-    # The memory of due timers is fetched before they run: the handle while this many others come
-    # first, and later its context.
+    # A due timer is prefetched before it runs: its handle when HANDLE_AHEAD others come before it,
+    # and its context when CONTEXT_AHEAD others do.
     HANDLE_AHEAD = 8
     CONTEXT_AHEAD = 4
 
@@ -123,7 +123,7 @@ cdef class TimerHeap:
                 # The heap keeps the memory that it has.
                 return 0
             if self.capacity == CAPACITY_AT_START:
-                # Timers of a burst: each keeps the memory around it from being given back.
+                # Drop the timers of a burst: each keeps the memory around it from being given back.
                 self.spare.clear()
         return 0
 

@@ -50,7 +50,7 @@ cdef void mark_begin(Times *times) noexcept:
 
 cdef void mark_end(Times *times) noexcept:
     cdef int64_t now = turn_clock_ns(times)
-    # Another thread may have asked for timing in mid-turn: request_timing() stores it, too.
+    # If another thread asked for timing in mid-turn, request_timing() has stored this time.
     cdef int64_t began = load_ns(&times.began_ns)
     # Negative if the clock has changed from the precise one to the coarse one, which is behind.
     cdef int64_t took = max(now - began, 0)

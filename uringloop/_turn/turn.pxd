@@ -84,8 +84,8 @@ cdef class LoopCore:
     cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
     cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
     cdef list flush_list        # of Flushable, flushed at the end of the turn
-    # The next flush_list, empty: the lists take turns, so that none is new after a run. None while
-    # flush_all() runs; a run that is nested in it makes its own.
+    # An empty list, the next flush_list: the two take turns, so that no turn makes a new one. None
+    # while flush_all() runs; a run that is nested in it makes its own.
     cdef list flushed_list
     cdef object deliveries      # deque of Flushable: each delivers after the next turn's callbacks
     cdef Py_ssize_t delivery_count      # its length
@@ -133,7 +133,7 @@ cdef class LoopCore:
         """Raise RuntimeError in a wrong thread, in debug mode only."""
         return self.check_thread() if self.in_debug_mode() else 0
     cdef inline int check_reader(self) except -1:
-        """Raise RuntimeError in a thread that may not read the loop's queues: without a GIL."""
+        """Raise RuntimeError, without a GIL, in a thread that may not read the loop's queues."""
         return self.check_thread() if FREE_THREADED else 0
     cdef inline Handle new_handle(self):
         """Return a handle without a callback, in the loop's thread a spare one."""
@@ -209,7 +209,7 @@ cdef class LoopCore:
 
 
 cdef inline bint try_to_claim(LoopCore loop) noexcept:
-    """Use the queues of a loop that does not run for a moment; return False if a thread runs it."""
+    """Claim a loop that does not run, to use its queues; return False if a thread runs it."""
     cdef unsigned long before = 0
     while not replace_long(&loop.thread_id, &before, CLAIMED):
         if before != CLAIMED:
@@ -227,7 +227,7 @@ cdef inline void give_back(LoopCore loop) noexcept:
 
 
 cdef inline unsigned long running_thread(LoopCore loop) noexcept:
-    """Return the thread that runs *loop*, or 0: a forked child inherits its identifier only."""
+    """Return the thread that runs *loop*; 0 if none does, or in a forked child, which lacks it."""
     cdef unsigned long thread = load_long(&loop.thread_id)
     return 0 if thread == CLAIMED or uring_is_inherited(&loop.ring.u) else thread
 

@@ -127,7 +127,7 @@ cdef class LoopCore:
         try:
             self.sleeper.open(self.ring, fd)
         except OSError:
-            # Not left to the garbage collector: the failure may be a lack of descriptors.
+            # Do not leave this to the garbage collector: the failure may be a lack of descriptors.
             self.ring.close()
             close(fd)
             self.waker.fd = -1
@@ -156,7 +156,7 @@ cdef class LoopCore:
         return 0
 
     cdef int push_timer_from_elsewhere(self, TimerHandle timer) except -1:
-        """Push *timer* in a thread that does not run the loop: without a GIL."""
+        """Push *timer*, without a GIL, in a thread that does not run the loop."""
         cdef PyObject *cancelled = NULL
         if not try_to_claim(self):
             return self.put(fill(new_handle_for_threads(), self, self._push_timer, (timer,), None))
@@ -167,7 +167,7 @@ cdef class LoopCore:
             self.timers.push(timer)
         finally:
             give_back(self)
-            # Not before: their destructors may wait for the loop.
+            # Drop these timers only now: their destructors may wait for the loop.
             drop_chain(cancelled)
         return 0
 
@@ -185,7 +185,7 @@ cdef class LoopCore:
             self._replace_clock(True)
 
     def _replace_clock(self, patched):
-        """Use the methods `time` and `call_at` if one is overridden, or *patched*."""
+        """Use the methods `time` and `call_at` if one is overridden, or if *patched* is true."""
         self.clock_replaced = (patched or type(self).time is not LoopCore.time
                                or type(self).call_at is not LoopCore.call_at)
 
@@ -274,7 +274,7 @@ cdef class LoopCore:
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
         cdef Py_ssize_t due = self.delivery_count
-        # A signal handler that has run at the end of the turn before may have forked.
+        # A signal handler that ran at the end of the previous turn may have forked.
         self.ring.check_process()
         count_total(&self.counters.turns, 1)
         if self.inbox.has_new() or self.inbox.taken != NULL:
@@ -452,7 +452,7 @@ cdef class LoopCore:
         cdef int64_t timeout = URING_FOREVER
         if self.ready.count:
             return self.submit()
-        # First, because it may drop cancelled timers, whose destructors may schedule callbacks.
+        # This comes first: it may drop cancelled timers, whose destructors may schedule callbacks.
         deadline = self.timers.next_deadline_ns()
         if self.is_idle() and not self.fetch_held_back():
             if deadline != NO_DEADLINE:
@@ -545,7 +545,7 @@ cdef class LoopCore:
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
     def _run(self):
-        """Run turns until stop() is called; asyncio's bookkeeping is the caller's."""
+        """Run turns until stop() is called; the caller does asyncio's bookkeeping."""
         cdef unsigned long before = 0
         cdef int cpu_clock
         self.check_closed()
@@ -557,7 +557,7 @@ cdef class LoopCore:
             with nogil:
                 sched_yield()
         if load_int(&self.closed):
-            # Another thread has claimed and closed it meanwhile.
+            # Another thread has claimed and closed the loop meanwhile.
             store_long_release(&self.thread_id, 0)
             self.check_closed()
         if pthread_getcpuclockid(pthread_self(), &cpu_clock) == 0:
@@ -684,7 +684,7 @@ cdef traverseproc traverse_fields
 
 cdef int traverse_all(PyObject *self, visitproc visit, void *argument) noexcept:
     """Visit, for the collector, also the untracked timers and the operations in flight."""
-    # No variable: it would be the last reference to a loop that the collector is about to free.
+    # Use no variable: it would be the last reference to a loop that the collector is about to free.
     return (traverse_fields(self, visit, argument)
             or traverse_timers((<LoopCore>self).timers, visit, argument)
             or traverse_ready((<LoopCore>self).ready, visit, argument)

@@ -27,7 +27,7 @@ cdef class Watched:
 cdef class Watchers(EpollUser):
     cdef LoopCore loop          # None after close()
     cdef dict watched           # Watched by descriptor
-    cdef FdTable by_fd          # the same, borrowed, for each event
+    cdef FdTable by_fd          # the same, borrowed; looked up for each event
     cdef unsigned int asked     # calls of watch()
     cdef unsigned int resumed   # nested runs that have armed epoll again
     cdef int stale_batches      # completions in a row with events of unwatched descriptors

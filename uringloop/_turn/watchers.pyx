@@ -10,8 +10,8 @@ callbacks have run. Nothing here reads, writes or closes a descriptor of the pro
 
 Without a GIL other threads may watch descriptors, too, as asyncio lets them outside of debug mode:
 ipykernel does it. epoll_ctl(2) has its effect at once, whatever the loop does; the fields are
-changed in critical sections. Only the loop's thread arms the wait, and looks for the transport that
-owns a descriptor, or another thread while it has claimed a loop that does not run.
+changed in critical sections. Only the loop's thread, or one that has claimed a loop that does not
+run, arms the wait and looks for the transport that owns a descriptor.
 """
 
 from asyncio import constants
@@ -57,7 +57,7 @@ cdef enum:
     # completions in a row than these with such events mean that epoll reports a closed descriptor,
     # which a duplicate keeps in the instance.
     STALE_BATCHES_MAX = 16
-# Seconds until the next wait after an error that stays; asyncio's for accepting.
+# Seconds until the next wait after an error that stays; asyncio's delay for accepting.
 RETRY_DELAY = constants.ACCEPT_RETRY_DELAY
 
 
@@ -91,7 +91,7 @@ cdef class Watchers(EpollUser):
         self.by_fd = FdTable()
         loop.sleeper.watchers = self
         operation_init(&self.wait_op, watchers_on_events, <PyObject*>self)
-        # Armed while any descriptor is watched: not an operation that the program has started.
+        # Armed while any descriptor is watched, so not an operation that the program has started.
         self.wait_op.policy = BACKGROUND
 
     @cython.critical_section
@@ -107,7 +107,7 @@ cdef class Watchers(EpollUser):
             raise RuntimeError("Event loop is closed")
         self.loop.check_debug()
         self.loop.ring.check_inherited()
-        # Before the descriptor is registered: without a handle nothing would clear its events.
+        # Make the handle before registration: without a handle nothing would clear the events.
         handle = self.loop._make_handle(callback, args)
         self.asked += 1
         if watched is not None:
@@ -257,7 +257,7 @@ cdef class Watchers(EpollUser):
         return -errno if res < 0 else res
 
     cdef int on_ready(self, epoll_event *events, int count) except -1:
-        # References of this call: a callback may remove or replace the handles that follow it.
+        # This call's own references: a callback may remove or replace the handles that follow it.
         cdef PyObject *due[2 * EVENTS_MAX]
         cdef int number = 0
         cdef int index = 0
