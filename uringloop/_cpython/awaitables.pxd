@@ -11,7 +11,7 @@ from uringloop._cpython.pyapi cimport is_only_reference
 
 
 cdef extern from "Python.h":
-    # PySendResult: with a new reference to the result, or to what is awaited.
+    # PySendResult, which comes with a new reference to the result, or to what is awaited.
     enum:
         PYGEN_RETURN
         PYGEN_NEXT

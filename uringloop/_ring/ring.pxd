@@ -27,7 +27,7 @@ cdef enum:
 # What is fixed for an operation before it starts: bits of `policy`.
 cdef enum Policy:
     ENDS_WITH_RUN = 1 << 0       # cancelled as a run ends: a send, the poll of a listening socket
-    RUN_WAITS = 1 << 1           # a run ends after it, as when a worker uses the program's memory
+    RUN_WAITS = 1 << 1           # a run waits for it, as when a worker uses the program's memory
     WORKER_OWNS_MEMORY = 1 << 2  # a worker may use its memory after the ring has been closed
     HOLDS_DESCRIPTOR = 1 << 3    # has a descriptor to close: completes even while the ring closes
     NEVER_CANCELLED = 1 << 4     # closes a descriptor, which a cancel would leak

@@ -508,8 +508,8 @@ cdef class Ring:
     cdef int reap(self, Operation *op) except -1:
         """Cancel *op* and take its completions now, out of turn; others keep their order.
 
-        For the few callers that cannot wait for the next turn. If the kernel does not end the
-        operation at once, its completion is dispatched like any other.
+        This is for the few callers that cannot wait for the next turn. If the kernel does not end
+        the operation at once, its completion is dispatched like any other.
         """
         cdef int tries = 0
         while op.in_flight and tries < RETRIES_MAX and self.permission != ENTER_FORBIDDEN:

@@ -265,8 +265,8 @@ static inline void uring_empty_queues(struct io_uring *ring) {
     ring->cq.kflags = NULL;
 }
 
-/* For the fork handler, in the child. The mappings are gone (dontfork); the descriptor must go too,
- * or it would keep the parent's sockets alive after the parent has closed them. */
+/* Called by the fork handler, in the child. The mappings are gone (dontfork). The descriptor must
+ * go, too, or it would keep the parent's sockets alive after the parent has closed them. */
 static inline void uring_leave_to_parent(uring *u) {
     if (!uring_is_usable(u))
         return;

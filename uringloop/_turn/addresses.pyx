@@ -1,7 +1,7 @@
 """Addresses of IPv4 and IPv6, as the kernel has them and as Python has them.
 
-A connection keeps the kernel's structure, and makes Python's tuple when the program gets it: 28
-bytes instead of some 180, and no objects. Nothing here uses a socket.
+A connection keeps the kernel's structure, and makes Python's tuple when the program asks for it.
+The structure takes 28 bytes instead of some 180, and no objects. Nothing here uses a socket.
 
 Each loop caches recent senders of datagrams in both forms: another datagram of a sender needs no
 new tuple, and a reply to it no parsing. Only the loop's thread uses the cache; any thread may use

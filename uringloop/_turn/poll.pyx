@@ -108,7 +108,7 @@ cdef class PollOnce:
         return 0
 
     cdef int finish(self) except -1:
-        """End the call, also a cancelled one: the user's next close() takes effect at once."""
+        """End the call, even a cancelled one: the user's next close() then takes effect at once."""
         if is_used_elsewhere(self.loop.ring):
             # The garbage collector, which may run in any thread, destroys the call.
             self.loop.call_soon_threadsafe(self._finish)

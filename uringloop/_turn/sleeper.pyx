@@ -76,10 +76,10 @@ cdef enum:
     TURNS_MAX = 1024
     NEVER = 0x7FFFFFFF
 
-    # In the units of CREDIT_MAX. A sleep in epoll_wait(2) that an event has ended saves
-    # SLEEP_GAIN; one that the ring has ended takes an enter more. A turn without a sleep makes a
-    # call that looks for events, which a request of the ring does not need: five such turns for
-    # each event are as expensive in either place.
+    # In the units of CREDIT_MAX. A sleep in epoll_wait(2) that an event has ended saves SLEEP_GAIN;
+    # one that the ring has ended takes an enter more. A turn without a sleep makes a call that
+    # looks for events, which a request of the ring does not need: with five such turns for each
+    # event, either place is as expensive as the other.
     SLEEP_GAIN = 4
     RING_COST = 8
     LOOK_COST = 1

@@ -1,8 +1,8 @@
 """Handles that are used again. Each loop has lists of them, which only its thread uses.
 
-Most handles are known to the loop only: a program drops what call_soon() returns, and the callbacks
-of futures have none. When such a handle has run, it is given here with its last reference, so no
-program sees it change, and the next call takes it.
+Most handles are known to the loop only, because programs and futures drop what call_soon() returns.
+When such a handle has run, it is given here with its last reference, so no program sees it change,
+and the next call takes it.
 """
 
 cimport cython

@@ -115,7 +115,7 @@ cdef class LoopCore:
     # __del__ closes the loop before the garbage collector clears it: only then may the collector
     # visit what the operations in flight refer to.
     cdef public bint _del_closes
-    # BaseLoop has the weak references, not this class: CPython clears them by atomics.
+    # BaseLoop has the weak references, not this class, because CPython clears them by atomics.
 
     cdef int64_t now_ns(self) except? -1
     cdef int check_closed(self) except -1
