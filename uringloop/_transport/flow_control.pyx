@@ -2,8 +2,8 @@
 
 Both marks are numbers of bytes that wait to be sent. The subclass owns the queue and returns its
 size; nothing here touches a descriptor. While bytes are queued, a subclass calls `pause_protocol`
-and `resume_protocol` only with the transport on the flush list or a send in flight: if the protocol
-raises KeyboardInterrupt, the next run sends the bytes.
+and `resume_protocol` only with the transport on the flush list or a send in flight, so that the
+next run sends the bytes if the protocol raises KeyboardInterrupt.
 """
 
 from asyncio import constants

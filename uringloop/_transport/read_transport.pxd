@@ -31,8 +31,8 @@ cdef enum ProtocolKind:
 
 
 cdef enum:
-    # Receives by polls at the beginning and after a pause: programs hand a connection to other code
-    # after its first messages, or while it is paused.
+    # How many receives use a poll at the beginning and after a pause. A poll takes no bytes, and
+    # programs hand a connection to other code after its first messages, or while it is paused.
     POLLS_FIRST = 4
 
 
@@ -40,11 +40,11 @@ cdef class ReadTransport(Transport):
     cdef ProtocolKind kind          # of the protocol; PLAIN for datagrams and pipes
     cdef Operation recv_op          # a receive into the pool's buffers, or a poll; owns nothing
     cdef Receiving receiving
-    # Neither of the next two follows from `receiving`. The protocol pauses in any state, and a poll
-    # that has reported input may have ended or be in flight.
+    # The values of `paused` and `readable` do not follow from `receiving`: the protocol may pause
+    # in any state, and a poll that has reported input may have ended or still be in flight.
     cdef int paused                 # by pause_reading; other threads ask is_reading()
     cdef bint readable              # a poll has reported input that is not received yet
-    cdef uint64_t busy_turn         # in which something was armed or delivered last
+    cdef uint64_t busy_turn         # the turn in which something was last armed or delivered
     cdef list stash                 # items that arrived while paused; None before the first one
 
     cdef int want_recv(self) except -1

@@ -11,19 +11,20 @@
     IDLE ──delay_recv()──> DELAYED ──_recv_later()──> IDLE
     any state ──end_input()──> ENDED
 
-In the five states that disarmed() leaves, `recv_op` is in flight until its last completion. If it
-is in flight when the input ends, the state stays ENDED.
+In the five states from which disarmed() leads to IDLE, `recv_op` is in flight until its last
+completion. If the input ends while `recv_op` is in flight, the state remains ENDED after that
+completion.
 
-A poll takes nothing from the descriptor. So it may stay in flight while reading is paused, and it
-keeps its state when it is cancelled. A receive by the ring takes bytes before the protocol is
-called, and so `pause_reading` cancels it; what the receive has taken by then goes to the stash. A
-`resume_reading` in the turn of the pause takes that cancel back, unless the stash or something else
-needs it by then (STOPPING).
+A poll takes nothing from the descriptor, so it may stay in flight while reading is paused, and the
+state does not change when it is cancelled. A receive by the ring takes bytes before the protocol is
+called, so `pause_reading` cancels it; what the receive has taken by then goes to the stash. If
+`resume_reading` is called in the turn of the pause, it takes the cancel back, unless the stash or
+something else needs the cancel by then (STOPPING).
 
 An item of the stash is whatever the subclass puts there: bytes, a datagram with its address, an
-error, the end of the input. One item is delivered in each turn, where a selector would report the
-descriptor: what a protocol schedules for one item runs before the next item. A stream delivers all
-its stashed bytes in one turn, and those that the socket has by then.
+error, the end of the input. Each turn delivers one item, at the point where a selector would report
+the descriptor, so that what a protocol schedules for one item runs before the next item. A stream
+delivers in one turn all its stashed bytes and those that the socket has by then.
 
 `take_completion` arms the next receive even if the protocol raises KeyboardInterrupt: no later
 completion would arm it.
@@ -104,7 +105,7 @@ cdef class ReadTransport(Transport):
     cdef int cancel_multishot(self) except -1:
         """Cancel a receive by the ring; what it has received by then is still delivered."""
         if self.receiving == MULTISHOT:
-            # Only the pause cancels while `paused` is set: later callers find PAUSING.
+            # While `paused` is set, only pause_reading() comes here: later callers find PAUSING.
             self.receiving = PAUSING if self.paused else STOPPING
             self.loop.ring.cancel(&self.recv_op)
         elif self.receiving == PAUSING:
@@ -175,9 +176,9 @@ cdef class ReadTransport(Transport):
             raise
 
     cdef object refusal(self, object buffer):
-        """Return the exception that recv_into() raises for *buffer*, which asyncio would report."""
+        """Return the exception that recv_into() raises for *buffer*: asyncio would report it."""
         try:
-            # With MSG_PEEK: should the call succeed, no byte is lost.
+            # With MSG_PEEK no byte is lost if the call succeeds.
             self.need_socket().recv_into(buffer, 0, MSG_PEEK)
         except BaseException as exc:
             return exc
@@ -211,7 +212,7 @@ cdef class ReadTransport(Transport):
     cdef Py_ssize_t stash_rest(self, const char *rest, Py_ssize_t size) except -1:
         """Stash the *rest* of what is being delivered, and return *size*.
 
-        A nested run delivers it before anything that it receives.
+        A nested run then delivers the rest before anything that the run receives.
         """
         self.stash_first(rest[:size])
         return size
@@ -227,7 +228,7 @@ cdef class ReadTransport(Transport):
             if self.stash:
                 item = self.stash.pop(0)
                 if self.stash:
-                    # Before the call: a run nested in it delivers the other items.
+                    # Queued before the call, so that a run nested in it delivers the other items.
                     self.loop.add_delivery(self)
                 self.deliver_item(item)
             elif self.readable and self.receiving != ENDED:
@@ -240,7 +241,7 @@ cdef class ReadTransport(Transport):
     # ── polls ────────────────────────────────────────────────────────────────────────────────
 
     cdef bint is_busy_turn(self) noexcept:
-        """Whether this turn has armed or delivered already: an enter in mid-turn brings more."""
+        """Whether this turn has armed or delivered already; an enter in mid-turn may bring more."""
         return self.busy_turn == self.loop.counters.turns
 
     cdef bint may_receive(self) noexcept:
@@ -249,7 +250,7 @@ cdef class ReadTransport(Transport):
                     or self.is_multishot())
 
     cdef int on_readable(self) except -1:
-        """A poll has reported input: receive it, behind what this turn has scheduled."""
+        """A poll has reported input: receive it now, or in the next turn if this one is busy."""
         if not self.may_receive():
             # The next poll reports it again.
             return 0
@@ -289,12 +290,13 @@ cdef class ReadTransport(Transport):
         if self.life >= CLOSING or not self.paused:
             return
         store_int(&self.paused, False)
-        # As with a selector, a poll of this turn is of no account.
+        # As with a selector, what a poll still reports in this turn is received in the next one.
         self.busy_turn = self.loop.counters.turns
         if self.stash:
             self.loop.add_delivery(self)
         elif not self.take_cancel_back():
-            # After a cancel a poll follows, and reports a turn later than a selector.
+            # A cancelled receive is followed by a poll, which reports one turn later than a
+            # selector would.
             self.want_recv()
         if self.loop.in_debug_mode():
             logger.debug("%r resumes reading", self)

@@ -27,7 +27,7 @@ cdef enum Life:
 
 
 cdef extern from "_kernel/atomics.h":
-    # Other threads ask is_closing().
+    # Atomic accesses, because other threads may call is_closing().
     Life load_life "uring_load" (const Life *field)
     void store_life "uring_store" (Life *field, Life life)
 
@@ -85,7 +85,7 @@ cdef dict socket_extra(object sock, object peername)
 
 
 cdef inline object own(PyObject *result):
-    """Convert a new reference that a C function returned to an object."""
+    """Return as an object the new reference *result*, which a C function has returned."""
     cdef object taken = <object>result
     Py_DECREF(taken)
     return taken

@@ -11,11 +11,11 @@ would send no FIN and free no port: an operation in flight keeps the file open.
                  released <──release_when_done(): nothing is in flight──── LOST <─────┘
 
 close() enters CLOSING, and ENDING when all queued data has been sent. abort(), a fatal error and
-the EOF of a pipe go through CLOSING to ENDING at once. A send that fails ends the connection, too;
-while it is BROKEN, what the peer sent before is delivered. Only the methods in the drawing set
-`life`.
-A released transport has no descriptor (`fd` is -1). In any state, a failure to create the transport
-and its destructor release it, too.
+the EOF of a pipe go through CLOSING to ENDING at once. A send that fails ends the connection, too,
+but while the transport is BROKEN, it delivers what the peer sent before. Only the methods in the
+drawing set `life`.
+A released transport has no descriptor (`fd` is -1). Whatever its state, a transport is also
+released if its creation fails, and by its destructor.
 
 A protocol's method may raise. `report` raises KeyboardInterrupt and SystemExit again, which leave
 run_forever(), and reports every other exception. No data is lost: before the exception leaves the
@@ -56,7 +56,7 @@ from uringloop._turn.turn cimport Flushable, LoopCore, is_elsewhere
 
 # asyncio's sendfile() requires this subclass of asyncio.Transport.
 cdef object STREAM_CLASS = transports._FlowControlMixin
-# A C global: at the interpreter's exit the names of modules are cleared.
+# A C global, because the interpreter clears the names of modules when it exits.
 cdef object warn = warnings.warn
 
 
@@ -132,8 +132,8 @@ cdef class Transport(Flushable):
     def _start(self, waiter):
         """Open the transport; runs in the turn in which connection_made() was called.
 
-        The task that awaits the connection is resumed in the next turn. What is received comes
-        behind that turn's callbacks: after the task, and before what the task schedules.
+        The task that awaits the connection is resumed in the next turn. The first received data is
+        delivered behind that turn's callbacks: after the task, and before what the task schedules.
         """
         self.enter_open()
         self.start_io()
@@ -168,10 +168,10 @@ cdef class Transport(Flushable):
     cdef PyObject *call(self, object method, PyObject *argument) noexcept:
         """Call the protocol's *method* in the transport's context; *argument* may be NULL.
 
-        Returns a new reference, or NULL with an exception: `pending_exception` takes it.
+        Returns a new reference, or NULL with an exception set, which `pending_exception` takes.
         """
         cdef PyObject *result
-        # Looked up for each call, as in asyncio: programs replace protocols and their methods.
+        # Each call looks the method up, as asyncio does: programs replace protocols and methods.
         cdef object protocol = self.protocol
         cdef object context = self.context
         cdef int64_t began = uring_clock_ns() if self.loop.in_debug_mode() else 0
@@ -272,7 +272,8 @@ cdef class Transport(Flushable):
         assert self.life == CLOSING
         store_life(&self.life, ENDING)
         self.loop.check_closed()
-        # Not in the transport's context: the method enters it, even if the loop runs within it.
+        # The handle gets no context: the method enters the transport's itself, even if the loop
+        # runs within it.
         self.loop.schedule(self._call_connection_lost, (exc,), None)
         return 0
 
@@ -285,7 +286,7 @@ cdef class Transport(Flushable):
             assert self.life == ENDING
             store_life(&self.life, LOST)
             if self.busy():
-                # The completions of operations cancelled in the turn before are in the ring.
+                # The ring holds the completions of what was cancelled in the turn before.
                 self.take_ends()
             self.release_when_done()
 
@@ -313,7 +314,8 @@ cdef class Transport(Flushable):
             else:
                 sock.close()
         except OSError as exc:
-            # The program has closed the descriptor. asyncio closes it in this callback.
+            # The program has closed the descriptor. The message names the callback in which asyncio
+            # would close it.
             self.report(f"Exception in callback {type(self).__name__}._call_connection_lost()", exc)
         finally:
             if server is not None:
@@ -374,11 +376,11 @@ cdef class Transport(Flushable):
 
     @property
     def __class__(self):
-        # isinstance(transport, asyncio.Transport) holds without its memory layout.
+        # isinstance(transport, asyncio.Transport) is true, although the memory layout differs.
         return STREAM_CLASS
 
-    # Any thread may call these. Only the loop's thread changes the fields that they read, in a
-    # critical section; it reads them without one.
+    # Any thread may call the getters below. Only the loop's thread changes the fields that they
+    # read, and it does so in a critical section; it reads them without one.
 
     # Private names of asyncio's transports, which programs read.
 
@@ -433,7 +435,7 @@ cdef class Transport(Flushable):
 
 
 cdef int close_socket(int fd) noexcept:
-    """Close a descriptor. With SO_LINGER that may take time, in which other threads run."""
+    """Close a descriptor; let other threads run if SO_LINGER may make this take time."""
     if uring_lingers(fd):
         with nogil:
             return close(fd)
@@ -441,7 +443,7 @@ cdef int close_socket(int fd) noexcept:
 
 
 cdef object pending_exception():
-    """Return the exception that a `call` has raised, which is pending no longer."""
+    """Take the pending exception that a `call` has raised, and return it."""
     try:
         raise_pending()
     except BaseException as exc:

@@ -19,7 +19,7 @@ cdef struct Gathered:
 
 cdef class WriteQueue:
     cdef PyObject **items       # circular; owns a reference to each bytes object
-    cdef PyObject *only[1]      # `items` until two items were queued at a time
+    cdef PyObject *only[1]      # what `items` points to until two items are queued at a time
     cdef Py_ssize_t capacity    # a power of two
     cdef Py_ssize_t first
     cdef Py_ssize_t count

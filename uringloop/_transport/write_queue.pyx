@@ -19,8 +19,8 @@ from uringloop._cpython.stdlib import WRITE_TAKES_BYTES_LIKE
 
 
 cdef enum:
-    # Most connections have one write in a turn, which needs no allocation: 80 bytes less per
-    # connection. The first allocation has room for several.
+    # The room of the first allocation. Most connections write once in a turn, for which they need
+    # no allocation; this saves 80 bytes per connection.
     CAPACITY_OF_MANY = 4
     # Bytes of one send: a longer one would report its progress, and release its buffers, too late.
     SEND_MAX = 1024 * 1024
@@ -105,7 +105,7 @@ cdef class WriteQueue:
         self.single = True
 
     cdef void consume(self, Py_ssize_t sent, FreeList kept) noexcept:
-        """Drop the first *sent* bytes, and every item that is sent to its end, into *kept*."""
+        """Drop the first *sent* bytes; offer *kept* every item that is sent to its end."""
         cdef PyObject *item
         cdef Py_ssize_t left
         count_size(&self.size, -sent)
@@ -129,7 +129,7 @@ cdef class WriteQueue:
 
 
 cdef bytes as_bytes(object data):
-    """Return *data* as bytes; of a memoryview with gaps, the bytes between them.
+    """Return *data* as bytes; of a memoryview with gaps, the bytes between the gaps.
 
     Raises asyncio's TypeError for another type.
     """

@@ -22,9 +22,9 @@ cdef class WriteTransport(FlowControl):
     cdef Operation send_op          # points into queue, which owns the bytes until it ends
     cdef WriteQueue queue
     cdef Output output
-    cdef bint socket_full           # the descriptor had no room: the next send waits for it
-    cdef object send_error          # BROKEN by this exception; else None
-    cdef object sendfile_waiter        # sendfile()'s: for an empty queue, then for room; else None
+    cdef bint socket_full           # the descriptor had no room: the next send waits until it has
+    cdef object send_error          # the exception that made the transport BROKEN; else None
+    cdef object sendfile_waiter        # sendfile() awaits it for an empty queue, then room; or None
 
     cdef int submit_send(self) except -1
     cdef Py_ssize_t send_directly(self) noexcept

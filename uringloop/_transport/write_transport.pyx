@@ -1,10 +1,10 @@
 """The writing half of a connection: a queue of bytes, and one send at a time.
 
-`write` queues, and the loop flushes each transport once at the end of the turn. At most one send is
-in flight: two would interleave. The first send of a queue is quiet: it writes what the socket has
-room for, and posts a completion only if that was not everything. The kernel finishes the next send,
-which carries the rest, when the socket has room again. A send whose end the program awaits is not
-quiet either: its completion ends the loop's sleep.
+`write` queues bytes, and the loop flushes each transport once, at the end of the turn. At most one
+send is in flight, because the bytes of two could interleave. The first send of a queue is quiet: it
+writes what the socket has room for, and posts a completion only if bytes are left. The next send
+carries these and is not quiet; the kernel finishes it when the socket has room again. A send whose
+end the program awaits is not quiet either, because its completion must end the loop's sleep.
 
 If only one transport has written in a turn, its data is sent by a plain system call, which costs
 less than a submission. Subclasses define the methods that write to the descriptor:
@@ -14,8 +14,8 @@ The end of the output:
 
     WRITABLE ──write_eof()──> EOF_WRITTEN ──the queue is empty: send_eof()──> EOF_SENT
 
-A send that fails ends the connection, at once or, if bytes of the peer's may still be unread, after
-their delivery (BROKEN, see transport.pyx). No other send follows.
+A send that fails ends the connection, and no other send follows it. If the peer may have sent bytes
+that are still unread, the transport delivers them before it ends (BROKEN, see transport.pyx).
 """
 
 cimport cython
@@ -36,14 +36,14 @@ from uringloop._turn.turn cimport QUEUED_BYTES_MAX, is_elsewhere
 
 
 cdef enum:
-    # From this size on bytes are sent by write() itself: at the end of the turn they are no longer
-    # in the processor's cache, and the system call costs little beside copying them.
+    # From this size on write() itself sends the queue: at the end of the turn the bytes would have
+    # left the processor's cache, and the system call costs little compared with copying them.
     SEND_AT_ONCE_MIN = 8 * 1024
     # A single transport's bytes up to this size are sent without the ring; more is submitted, so
     # that the kernel finishes a partial send.
     SEND_ALONE_MAX = 64 * 1024
-    # After a failed send, the turns to wait for completions of the receive: they may follow the
-    # send's own completion, or come in the next batch.
+    # How many turns to wait, after a failed send, for completions of the receive: these may follow
+    # the send's own completion, or come in the next batch.
     LAST_TURNS = 2
 
 
@@ -61,7 +61,7 @@ cdef list as_list(object list_of_data):
 
 
 cdef list odd_pieces(list pieces):
-    """Convert *pieces* that write() would not take to bytes. Raises asyncio's TypeError."""
+    """Convert to bytes the *pieces* that write() would refuse. Raises asyncio's TypeError."""
     if WRITELINES_JOINS:
         return [b"".join(pieces)]
     return [bytes(memoryview(data)) for data in pieces if data or not WRITELINES_SKIPS_FALSE]
@@ -79,14 +79,14 @@ cdef class WriteTransport(FlowControl):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.send_op, writer_on_send, <PyObject*>self)
-        # The end of a run cancels the send: its completion says how many bytes it has written.
+        # The end of a run cancels the send, whose completion says how many bytes were written.
         self.send_op.policy = ENDS_WITH_RUN
         self.queue = WriteQueue()
 
     # ── what the protocol calls ──────────────────────────────────────────────────────────────
 
     cdef int put(self, object data) except -1:
-        """Queue *data*. Each subclass defines `write`: an inherited one is slower to call."""
+        """Queue *data*. Each subclass defines `write` itself; an inherited one is slower to call."""
         cdef bytes owned
         self.loop.check_owner()
         owned = data if type(data) is bytes else as_bytes(data)
@@ -186,13 +186,13 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int pause_sending(self) except -1:
-        """Call pause_writing(), with the transport on the flush list."""
+        """Call pause_writing(), and have the queue sent even if that raises."""
         if not self.send_op.in_flight:
             self.loop.add_flush(self)
         return self.pause_protocol()
 
     cdef int set_source(self, WriteSource source, Py_ssize_t size) except -1:
-        """Take the bytes of *source* before the next send; it has *size* more than before."""
+        """Take the bytes of *source* before the next send; *size* is how many it has gained."""
         self.source = source
         self.loop.queued_bytes += size
         self.loop.add_flush(self)
@@ -247,7 +247,7 @@ cdef class WriteTransport(FlowControl):
                 return self.loop.add_flush(self)
             return 0
         if self.life >= ENDING:
-            # Aborted: the queue owned the bytes until the kernel had finished with them.
+            # The transport was aborted; the queue kept the bytes until the kernel released them.
             self.queue.clear()
             return self.release_when_done()
         assert self.life != BROKEN
@@ -306,7 +306,7 @@ cdef class WriteTransport(FlowControl):
         if self.source is not None and not self.loses_writes():
             self.pull_source()
         if self.send_op.quiet:
-            # A send that is prepared and not submitted goes first.
+            # A send is prepared but not submitted: the kernel must get its bytes first.
             self.loop.ring.submit_only()
         while self.queue.count and not self.send_op.in_flight and not self.socket_full:
             self.loop.ring.check_process()
@@ -316,7 +316,7 @@ cdef class WriteTransport(FlowControl):
             if res > 0:
                 self.consume(res)
             elif res == 0 or error == EAGAIN or error == EINTR:
-                # Not again at once, for an error may stay.
+                # Do not repeat the call at once: it may go on failing.
                 self.socket_full = True
             else:
                 self.send_failed(os_error(-error, ""))
@@ -370,7 +370,7 @@ cdef class WriteTransport(FlowControl):
             if self.is_receiving() and self.receive_rest():
                 turns = LAST_TURNS
         except BaseException:
-            # A protocol's method has raised KeyboardInterrupt: the next run goes on.
+            # A protocol's method has raised KeyboardInterrupt: continue in the next run.
             self.loop.schedule(self._end_broken, (LAST_TURNS,), None)
             raise
         if self.life != BROKEN:
@@ -418,7 +418,7 @@ cdef class WriteTransport(FlowControl):
         if self.life >= BROKEN:
             raise closed_by_peer()
         waiter = poll_once(self.loop, self.fd, POLLOUT)
-        # connection_lost() sets an exception on `sendfile_waiter`: the wait and its poll end.
+        # If the connection is lost, `_call_connection_lost` ends this wait by an exception.
         self.sendfile_waiter = waiter.future
         try:
             await waiter.future
@@ -442,7 +442,7 @@ cdef class WriteTransport(FlowControl):
     def get_write_buffer_size(self):
         """Send what the socket has room for, and return the number of bytes that are left.
 
-        In another thread than the loop's it sends nothing.
+        Called in a thread other than the loop's, it sends nothing.
         """
         if is_elsewhere(self.loop):
             return load_size(&self.queue.size)
@@ -484,7 +484,7 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int send_last(self) except -1:
-        """Send this turn's writes before an abort: asyncio's write() has sent them already."""
+        """Send this turn's writes before an abort: asyncio's write() would have sent them."""
         cdef Py_ssize_t res = 1
         while self.queue.count and not self.socket_full and res > 0:
             self.loop.ring.check_process()
