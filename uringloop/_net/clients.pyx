@@ -1,6 +1,6 @@
 """Clients: create_connection, create_unix_connection, connect_accepted_socket.
 
-Compiled, as a client that keeps no connections open makes one for each request.
+This module is compiled because a client that keeps no connections open makes one for each request.
 """
 
 import collections

@@ -1,14 +1,15 @@
 """A datagram endpoint: whole datagrams, each with its sender's address.
 
-The first datagrams, and the first after a pause, are waited for by a poll, which takes nothing, and
-received one at a time: recv(2) with MSG_TRUNC returns the size, and recvfrom(2) receives. A program
-that hands the socket to other code finds the others in it.
+For the first datagrams, and the first after a pause, the transport waits by a poll, which takes
+nothing, and receives one datagram at a time: recv(2) with MSG_TRUNC returns the size, and
+recvfrom(2) receives. If the program then hands the socket to other code, that code finds the
+remaining datagrams in it.
 
-On IPv4 and IPv6 a multishot receive is armed then. Each completion names a buffer of a pool whose
-buffers hold a sender's address and the largest possible packet; the datagram is copied out and the
-buffer given back before the protocol sees it. An empty datagram, an ICMP error and other events end
-a multishot: it is armed again after each. Datagrams of other families have no maximum size, and are
-polled for always.
+After these, a multishot receive is armed on IPv4 and IPv6. Each completion names a buffer of a pool
+whose buffers hold a sender's address and the largest possible packet; the datagram is copied out
+and the buffer given back before the protocol sees it. An empty datagram, an ICMP error and other
+events end a multishot receive, which is armed again after each. Datagrams of other families have no
+maximum size; for them the transport always polls.
 
 An error of the network is cleared when the socket has returned it. An error that stays, because
 another file has the descriptor's number now, is delivered once, and ends the input.
@@ -66,7 +67,7 @@ from uringloop._cpython.stdlib import EMPTY_DATAGRAMS_ARE_SENT
 cdef enum:
     # Datagrams received after one poll before other connections are served.
     RECEIVED_MAX = 16
-    # asyncio's: for a socket that does not return the size of its datagram.
+    # The size that asyncio uses, for a socket that does not return the size of its datagram.
     RECEIVE_SIZE = 256 * 1024
     # udp(7); the socket module has no name for it.
     UDP_GRO = 104
@@ -174,7 +175,7 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef bint is_replaced(self) except -1:
-        """Whether the descriptor is another file's by now: then each receive fails at once."""
+        """Whether the descriptor belongs to another file by now, and each receive fails at once."""
         try:
             return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != self.type
         except OSError:
@@ -253,7 +254,7 @@ cdef class DatagramTransport(FlowControl):
                 and self.receiving != ENDED):
             # The protocol may have forked.
             self.loop.ring.check_process()
-            # The size first: recvfrom() drops the bytes beyond the size that it is given.
+            # Get the size first: recvfrom() drops the bytes beyond the size that it is given.
             size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
             try:
                 if size < 0:
@@ -325,7 +326,7 @@ cdef class DatagramTransport(FlowControl):
         if self.life >= ENDING and (self.address is not None or self.sock is None):
             self.warn_lost()
             return
-        # Zero means an empty queue: an empty datagram is only queued with its header.
+        # Zero means an empty queue: where empty datagrams are queued, their headers are counted.
         if not self.queue_size:
             try:
                 if self.send_one(data, addr):
@@ -409,7 +410,7 @@ cdef class DatagramTransport(FlowControl):
             if not self.queue and not self.writing_paused:
                 self.end_if_closing()
             elif progress:
-                # With an empty queue if error_received() has raised KeyboardInterrupt: then the
+                # The queue is empty here if error_received() has raised KeyboardInterrupt. Then the
                 # next on_room() calls resume_writing().
                 self.submit_room()
             else:
@@ -510,7 +511,7 @@ cdef class DatagramTransport(FlowControl):
 
 def make_datagram(
         LoopCore loop not None, sock, protocol, address, waiter, kind=DatagramTransport):
-    """Return the transport of a non-blocking socket, which it owns from now on; of class *kind*.
+    """Return a transport of class *kind* for a non-blocking socket, which it owns from now on.
 
     *address* is the one that every datagram is sent to, or None. *waiter* is resolved after
     connection_made().

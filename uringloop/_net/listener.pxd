@@ -10,7 +10,7 @@ from uringloop._transport.transport cimport Connections
 # The drawing is in listener.pyx.
 cdef enum ListenerState:
     ACCEPTING
-    PAUSED          # accept4(2) goes on failing, for want of descriptors, say; `retry` ends it
+    PAUSED          # accept4(2) keeps failing, for want of descriptors, say; `retry` ends the pause
     STOPPED         # accept4(2) or the poll has failed for good; the socket is not closed
     CLOSED          # by close(); the socket is closed when the poll has ended
 

@@ -65,7 +65,7 @@ from uringloop._turn.turn cimport LoopCore
 cdef frozenset CONNECTION_ERRORS = frozenset(-getattr(error_numbers, name) for name in (
     "ECONNABORTED", "EINTR", "EPROTO", "EPERM", "ENETDOWN", "ENOPROTOOPT", "EHOSTDOWN", "ENONET",
     "EHOSTUNREACH", "ENETUNREACH"))
-# Errors that say that the descriptor is no listening socket, or none any more.
+# Errors that mean that the descriptor is not a listening socket, or has ceased to be one.
 cdef frozenset LASTING_ERRORS = frozenset((-EBADF, -EINVAL, -ENOTSOCK, -EOPNOTSUPP))
 cdef frozenset SHORTAGES = frozenset((-EMFILE, -ENFILE, -ENOBUFS, -ENOMEM))
 # Addresses of a socket that accepts connections to every address of the machine.
@@ -155,7 +155,7 @@ cdef class Listener(ListeningSocket):
             if res > 0 and (alone or uring_may_accept(self.fd)):
                 self.accept_waiting(ACCEPTS_MAX if alone else 1)
         finally:
-            # Also if the factory raises KeyboardInterrupt: the next run accepts.
+            # Even if the factory raises KeyboardInterrupt, so that the next run accepts.
             if not flags & IORING_CQE_F_MORE:
                 self.poll_ended(res)
         return 0
@@ -174,7 +174,7 @@ cdef class Listener(ListeningSocket):
         # ECONNABORTED: the ring was replaced, and the poll's result is unknown.
         if res < 0 and res != -ECANCELED and res != -ECONNABORTED:
             return self.stop(res)
-        # At the end of this turn, or in the first of the next run.
+        # flush() begins again, at the end of this turn or of the first turn of the next run.
         return self.loop.add_flush(self)
 
     cdef int flush(self) except -1:
@@ -224,8 +224,8 @@ cdef class Listener(ListeningSocket):
     cdef int accept(self, sockaddr_in6 *peer, unsigned int *size) noexcept:
         """Accept without waiting; return a descriptor or -errno.
 
-        Other code may have made the socket a blocking one, and another process may then come
-        between the poll and the accept4(2).
+        Other code may have made the socket a blocking one. Then accept4(2) is called without the
+        GIL, because another process may take the connection first, and the call would wait.
         """
         cdef int res
         cdef int fd = self.fd
@@ -292,7 +292,7 @@ cdef class Listener(ListeningSocket):
             self, int fd, const sockaddr_in6 *peer, unsigned int size, object sock) except -1:
         """Create the transport of a new connection; from then on the transport owns *fd*.
 
-        It has the Python socket *sock* instead, if that is not None.
+        If the Python socket *sock* is not None, the transport owns it, and *fd* is not used.
         """
         cdef StreamTransport transport = None
         PyContext_Enter(self.context)

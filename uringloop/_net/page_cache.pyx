@@ -1,9 +1,9 @@
 """Reading a file into the page cache, before sendfile(2) sends it from there.
 
-sendfile(2) of bytes that are not in the page cache waits for the disk, and with it the loop. A
-worker thread of the ring reads such bytes first. Only the cache matters: what the worker has read
-is dropped, and so are errors, which sendfile(2) meets again. If the ring ends the read early, as a
-ring does that changes its thread, sendfile(2) waits for the disk.
+sendfile(2) of bytes that are not in the page cache waits for the disk, and the loop would wait with
+it. So a worker thread of the ring reads such bytes first. Only the cache matters: what the worker
+has read is dropped, and so are errors, which sendfile(2) meets again. If the ring ends the read
+early, as it does when it changes its thread, sendfile(2) waits for the disk.
 """
 
 cimport cython
@@ -35,14 +35,14 @@ cdef class ReadAhead:
 
     cdef int on_read(self) except -1:
         if self.loop.closed:
-            # A worker may keep the operation alive, but not the future.
+            # A worker may keep the operation alive, but must not keep the future alive.
             self.future = None
         elif not self.future.done():
             self.future.set_result(None)
         return 0
 
     cdef int finish(self) except -1:
-        """Cancel the read if the call that waits for it ends first; nothing waits for its end."""
+        """Cancel the read if the call that waits for it ends first; do not wait for the cancel."""
         if not self.read_op.in_flight:
             return 0
         if is_used_elsewhere(self.loop.ring):

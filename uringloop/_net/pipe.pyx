@@ -1,11 +1,12 @@
 """Pipes, FIFOs and terminals: a transport that reads, and one that writes.
 
-A one-shot poll reports when there is something to read, or room to write; system calls that do not
-wait move the bytes, as in asyncio: a program finds at the other end what it wrote in the same
-callback. A cancelled poll loses no byte. So a poll survives the end of a run and a change of
-thread, and pause_reading() cancels nothing.
+A one-shot poll reports when there is something to read, or room to write, and system calls that do
+not wait move the bytes. As in asyncio, a program therefore finds at the other end what it wrote in
+the same callback. Since a cancelled poll loses no byte, a poll survives the end of a run and a
+change of thread, and pause_reading() cancels nothing.
 
-Other processes often share the file, and may clear its O_NONBLOCK: the calls are those of waits.h.
+Other processes often share the file, and may clear its O_NONBLOCK. The system calls are therefore
+made by waits.h.
 
 A writing transport watches the other end with a second poll, and closes when the reader does:
 
@@ -166,7 +167,7 @@ cdef class WritePipeTransport(WriteTransport):
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     def write(self, data):
-        """Write *data* at once as far as the pipe has room, and the rest when it has.
+        """Write at once what the pipe has room for, and the rest of *data* when it has room again.
 
         Mutable data is copied: the caller may change it when write() has returned.
         """

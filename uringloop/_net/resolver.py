@@ -101,8 +101,8 @@ def literal_info(
 
 
 def _is_literal(family: int, host: str) -> bool:
-    # OSError: another family than IPv4 and IPv6, or not numeric. A host with a null character
-    # raises ValueError, which the caller gets.
+    # inet_pton() raises OSError if the host is not numeric, or the family neither IPv4 nor IPv6. A
+    # host with a null character raises ValueError, which the caller gets.
     try:
         socket.inet_pton(family, host)
     except OSError:

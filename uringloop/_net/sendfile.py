@@ -1,7 +1,7 @@
 """sendfile(2): from a file to a socket without a copy through the program.
 
-The checks, the fallback without sendfile(2) and all messages are asyncio's own methods. They call
-this module, which sends in slices and waits for room between them.
+The checks, the fallback without sendfile(2) and all messages come from asyncio's own methods. They
+call this module, which sends in slices and waits for room between them.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _descriptor_and_size(file: Any) -> tuple[int, int]:
 
 def _set_position(fd: int, position: int, process: int) -> None:
     """Set the position that says how much was sent. A pipe has none."""
-    # In a forked child, which clears the call of *process* away, it is still the parent's.
+    # A forked child destroys its copy of this call while the position is still its parent's.
     if os.getpid() == process:
         with contextlib.suppress(OSError):
             os.lseek(fd, position, os.SEEK_SET)

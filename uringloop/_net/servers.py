@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from uringloop.loop import Loop
 
-# Not os.stat and os.unlink: tools that detect blocking calls replace these, and allow them to
-# asyncio's own servers by file and function name.
+# These come from posix because tools that detect blocking calls replace os.stat and os.unlink, and
+# allow only asyncio's own servers to call them, by file and function name.
 _stat, _unlink = posix.stat, posix.unlink
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
@@ -105,7 +105,7 @@ class Server(asyncio.Server):
         if self._sockets is not None or self._waiters is None or self._active_count:
             return
         waiters, self._waiters = self._waiters, None
-        # Without its reference to this server, a closed server is in no cycle.
+        # Drop the reference to this server, so that a closed server is in no reference cycle.
         self._connections.end()
         for waiter in waiters:
             if not waiter.done():
@@ -191,7 +191,7 @@ class Server(asyncio.Server):
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.close()
-        # Of a server that has not been started, or not all of it.
+        # A server that was not started, or not completely, has sockets without listeners.
         for sock in sockets[len(listeners) :]:
             sock.close()
         self._serving = False
@@ -375,7 +375,7 @@ async def create_unix_server(
     shared = path is None
     server = Server(loop, [sock], protocol_factory, backlog, tls_options, shared=shared)
     if cleanup_socket:
-        # Before it listens: nobody gets the server if this raises.
+        # Find the file before the server listens, because nobody gets the server if this raises.
         try:
             server._socket_file = _socket_file(sock)
         except OSError:

@@ -53,14 +53,15 @@ cdef enum:
 
     # The interval at which a process that does not sleep calls sched_yield(2). Without the call it
     # accepted for as long as the scheduler let it run: of 480 connections, which four processes
-    # answer in 25 ms, one process got less than half of its share in 15 of 100 runs, and now in 3.
-    # A call for each connection cost a busy server 8 %.
+    # answer in 25 ms, one process got less than half of its share in 15 of 100 runs; with the call,
+    # in 3. A call for each connection cost a busy server 8 %.
     YIELD_EVERY_NS = 300_000
 
     # After a shorter sleep, the connection may have been there before the sleep began.
     SLEPT_NS = 20_000
 
-    # The interval of checks whether others accept from this process's sockets. One takes 0.6 us.
+    # The interval of the checks whether others accept from this process's sockets; a check takes
+    # 0.6 us.
     OTHERS_EVERY_NS = 1_000_000
 
 # The number of this process's loops that accept from a shared socket, by its inode; changed in
@@ -175,7 +176,7 @@ cdef class SharedListeners(EpollUser):
         cdef int res = 0
         event.events = EPOLLIN | EPOLLEXCLUSIVE
         event.data.u64 = listening_key(listener.fd)
-        # In a forked child the instance is also its parent's.
+        # A forked child must not change the instance, which is also its parent's.
         if uring_is_usable(&self.loop.ring.u):
             res = self.sleeper.control(EPOLL_CTL_ADD, listener.fd, &event)
         return 0 if res == -EEXIST else res
@@ -196,7 +197,8 @@ cdef class SharedListeners(EpollUser):
     cdef int keep_spare(self) noexcept:
         """Keep a descriptor for a connection that comes when this process has no other.
 
-        No other process was woken for that connection. Return -errno if no descriptor is free.
+        No other process would accept that connection, since only this one was woken for it. Return
+        -errno if no descriptor is free.
         """
         if self.spare_fd < 0:
             self.spare_fd = uring_new_wake_fd()
@@ -231,7 +233,7 @@ cdef class SharedListeners(EpollUser):
         if listener is None:
             return 0
         if not self.others_accept():
-            # The polls report this connection, too.
+            # In the ring, the polls report this connection, too.
             return self.sleeper.leave()
         if self.sleeper.slept_ns >= SLEPT_NS:
             self.full_turns = 0

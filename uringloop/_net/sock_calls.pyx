@@ -50,7 +50,7 @@ PAUSE_MAX = 0.05
 
 # The class whose methods the system calls replace; a subclass may override them.
 cdef object PLAIN = socket.socket
-# The attribute below its property of the same name.
+# The attribute of the C base class, which socket.socket hides by a property of the same name.
 cdef object FAMILY = socket.SocketType.family
 
 
@@ -239,7 +239,7 @@ async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
             except (BlockingIOError, InterruptedError):
                 pass  # Wait below, outside of the handler.
             if waiter is not None and mask == POLLOUT:
-                # The poll has reported room, in the socket: its receiver's queue is full.
+                # The poll has reported room in the socket, but its receiver's queue is full.
                 await asyncio.sleep(pause)
                 pause = longer(pause)
             waiter = wait_for(loop, sock, mask, waiter)
@@ -278,7 +278,7 @@ async def sock_connect(LoopCore self not None, sock, address):
             sock.connect(address)
             return
         except InterruptedError:
-            # The kernel continues to connect, as it does below.
+            # The kernel goes on connecting, as after EINPROGRESS.
             break
         except BlockingIOError as exc:
             if exc.errno != EAGAIN:
@@ -319,7 +319,7 @@ cdef bint is_numeric(int family, object address) except -1:
 cdef int family_of(object sock) except -1:
     """Return the address family of *sock*: AF_INET, AF_INET6, AF_UNIX or another number.
 
-    The property of a socket.socket makes an enum of it, which takes 1 us.
+    The property `family` of socket.socket turns the number into an enum, which takes 1 us.
     """
     if type(sock) is PLAIN:
         return own(get_attribute(FAMILY, sock))

@@ -11,8 +11,8 @@ from uringloop._turn.turn cimport LoopCore
 
 @cython.final
 cdef class StreamTransport(WriteTransport):
-    # These decide what choose_mode() returns. They follow the messages and the pauses, in any state
-    # of `receiving`.
+    # These decide what choose_mode() returns. They change with the messages and the pauses, in any
+    # state of `receiving`.
     cdef int average                # bytes of a receive, a moving average
     cdef bint messages_large        # `average` has exceeded LARGE_RECEIVE, and not come down since
     cdef int polls_left             # receives by POLL_ONCE before MULTISHOT, or ALWAYS_POLLED
@@ -21,7 +21,7 @@ cdef class StreamTransport(WriteTransport):
     cdef Operation *end_op          # a one-shot poll for the peer's end, beside MULTISHOT; or NULL
 
     # receiving large messages
-    cdef bint reports_inq           # recv(2) returns how many bytes are left; not behind the end
+    cdef bint reports_inq           # recv(2) tells how many bytes are left; not after the end
     cdef int room                   # bytes that the next recv(2) asks for
 
     # of an accepted IPv4 or IPv6 connection, for make_extra

@@ -1,9 +1,10 @@
 """A stream connection: receiving. The base class WriteTransport sends; delivery.pyx delivers.
 
 asyncio's programs see readiness: bytes stay in the socket until the loop has run what it had to
-run, and until the protocol wants them. A completion is not a readiness: the ring takes bytes ahead
-of the protocol. So a connection begins with polls, which take nothing. Whenever nothing is in
-flight, `choose_mode` chooses one of three states (the machine is drawn in read_transport.pyx):
+run, and until the protocol wants them. A completion comes later than readiness: by then the ring
+has taken bytes that the protocol may not want yet. So a connection begins with polls, which take
+nothing. Whenever nothing is in flight, `choose_mode` chooses one of three states (the machine is
+drawn in read_transport.pyx):
 
     POLL         messages are large: `average` has exceeded LARGE_RECEIVE, and has not fallen below
                  SMALL_RECEIVE since
@@ -11,17 +12,17 @@ flight, `choose_mode` chooses one of three states (the machine is drawn in read_
                  ENOBUFS, or large messages; never behind the peer's end
     POLL_ONCE    otherwise
 
-POLL_ONCE arms a one-shot poll, and receives once by recv(2) after it. That is exact, whatever the
-kernel reports in which order. MULTISHOT keeps one receive armed; each completion names a buffer of
-the pool, whose bytes are copied out before the protocol sees them. It saves a submission and a
-system call for each message.
+POLL_ONCE arms a one-shot poll and, when the poll has reported, receives once by recv(2). This is
+exactly what a loop on a selector does, in whatever order the kernel reports. MULTISHOT keeps one
+receive armed; each completion names a buffer of the pool, whose bytes are copied out before the
+protocol sees them. It saves a submission and a system call for each message.
 
-POLL arms a multishot poll; for a plain protocol recv(2) then writes into the object that it gets.
-A batch of large receives would be out of the processor's cache before the first is processed, and
-copying large messages costs more than the system call.
+POLL arms a multishot poll; for a plain protocol recv(2) then writes into the object that the
+protocol gets. A batch of large receives would be out of the processor's cache before the first is
+processed, and copying large messages costs more than the system call.
 
-A multishot receive may miss the peer's end. A one-shot poll for it, `end_op`, stays beside it; when
-it reports the end, POLL_ONCE takes what is left, and the end.
+A multishot receive may miss the peer's end. A one-shot poll for the end, `end_op`, therefore stays
+in flight beside it; when that poll reports, POLL_ONCE takes what is left, and the end.
 
 The ring holds a reference to the transport while an operation is in flight; the socket is closed
 after the last operation has ended.
@@ -107,8 +108,9 @@ from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
 
 cdef enum:
-    # Average bytes of a receive above which a connection is polled, and below which it no longer
-    # is. Both modes take the same time at about 2.5 KB (50 clients).
+    # A connection enters POLL when the average size of its receives exceeds the first number, and
+    # leaves it below the second. POLL and MULTISHOT take the same time at about 2.5 KB (50
+    # clients).
     LARGE_RECEIVE = 4096
     SMALL_RECEIVE = 2048
     # The newest receive has a weight of one sixteenth.
@@ -188,7 +190,7 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int on_recv_end(self, int res) except -1:
         if res == -ENOBUFS:
-            # The pool has no buffer. A poll needs none.
+            # The pool has no buffer: receive by polls, which need none.
             count_total(&self.loop.counters.starved, 1)
             self.loop.pool.grow()
             self.stop_taking()
@@ -202,7 +204,8 @@ cdef class StreamTransport(WriteTransport):
     cdef int receive(self, int size, unsigned int flags) except -1:
         """Copy the bytes of a receive buffer out, and deliver or stash them."""
         cdef char *memory = self.loop.pool.take(flags, size)
-        # After a pause the receive may bring bytes in the turn of resume_reading.
+        # After a pause the receive may bring bytes in the turn of resume_reading(): they wait for
+        # the next turn.
         cdef bint stashing = self.paused or self.stash or (
             self.polls_left != 0 and self.is_busy_turn())
         cdef bytes data
@@ -238,7 +241,8 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int receive_ready(self) except -1:
         if self.is_multishot():
-            # A nested run has armed it. What it has taken comes before what the socket has.
+            # A nested run has armed a receive by the ring. What that has taken comes before what
+            # the socket still has.
             return 0
         return self.read_directly() if self.messages_large else self.read_once()
 
@@ -272,7 +276,8 @@ cdef class StreamTransport(WriteTransport):
             return size
         self.count_polled(size)
         if self.kind == TLS:
-            # The records stay in use while the program runs, which may need the loop's memory.
+            # The records stay in use while the program's code runs, and that code may need the
+            # loop's memory.
             data = self.loop.freelist.copy(memory, size)
         else:
             data = deliver_or_copy(self, memory, size)
@@ -326,7 +331,8 @@ cdef class StreamTransport(WriteTransport):
 
         The poll reports each arrival once; `readable` says that bytes are left. A receive by the
         ring may be in flight if the protocol has run the loop, or if a send has failed in the turn
-        in which messages became large: the ring receives first.
+        in which messages became large: then nothing is received here, because the ring has taken
+        the earlier bytes.
         """
         cdef int size
         cdef int left = 0
@@ -346,7 +352,7 @@ cdef class StreamTransport(WriteTransport):
                     break
                 return self.read_ended(size)
             if size == -EINTR:
-                # Not without end: a filter may return it for every call.
+                # Count the attempt: a filter may return EINTR for every call.
                 total += ROOM_AT_START
             if size > 0:
                 self.busy_turn = self.loop.counters.turns
@@ -365,7 +371,7 @@ cdef class StreamTransport(WriteTransport):
         return self.end_reading(EOF if size == 0 else os_error(size, ""))
 
     cdef int recv_some(self, char *memory, Py_ssize_t size, int *left) noexcept:
-        """Receive without waiting; *left* is what the socket still has, -1 if it does not tell."""
+        """Receive without waiting; *left* becomes what the socket still has, or -1 if unknown."""
         cdef int count
         if self.reports_inq:
             return uring_receive_counted(self.fd, memory, size, left)
@@ -423,8 +429,8 @@ cdef class StreamTransport(WriteTransport):
         cdef int size
         cdef object protocol = self.protocol
         if left[0] <= 0:
-            # Events may be older than the newest receive, and get_buffer() is not called in vain: a
-            # protocol may have a buffer of just one message.
+            # Look first: an event may be older than the newest receive, and get_buffer() must not
+            # be called in vain, because a protocol may have a buffer for just one message.
             size = uring_peek(self.fd)
             if size <= 0:
                 return size
@@ -432,7 +438,8 @@ cdef class StreamTransport(WriteTransport):
             return -EINTR
         if (not self.may_receive() or self.protocol is not protocol
                 or uring_is_inherited(&self.loop.ring.u)):
-            # By what get_buffer() has done, a nested run included; the caller looks what is left.
+            # get_buffer(), or a run nested in it, has changed this. The caller looks at what is
+            # left.
             size = -EINTR
         else:
             size = self.recv_some(<char*>view.buf, min(view.len, READ_AT_ONCE_MAX), left)
@@ -467,7 +474,8 @@ cdef class StreamTransport(WriteTransport):
                 self.polls_left = POLLS_FIRST
                 return False
             operation_init(self.end_op, stream_on_end, <PyObject*>self)
-        # Before the receive: then the receive is woken first, and reports most ends itself.
+        # If the poll is submitted before the receive, the kernel wakes the receive first, which
+        # then reports most ends itself.
         self.watch_end()
         return True
 
@@ -487,7 +495,7 @@ cdef class StreamTransport(WriteTransport):
             self.polls_left = ALWAYS_POLLED
             return self.stop_taking()
         if self.is_multishot() and uring_misses_ends(&self.loop.ring.u):
-            # The loop has changed its ring, or its thread.
+            # The poll was cancelled because the loop has changed its ring, or its thread.
             return self.watch_end()
         return 0
 
@@ -554,7 +562,7 @@ cdef class StreamTransport(WriteTransport):
             if not self.stash:
                 return self.receive_ready() if self.receiving == IDLE else 0
             if not isinstance(self.stash[0], bytes):
-                # The end: what the bytes have caused comes first.
+                # The next item is the end. What the bytes have caused runs before it is delivered.
                 return 0
             item = self.stash.pop(0)
         return self.deliver_last(item)
@@ -579,7 +587,7 @@ cdef class StreamTransport(WriteTransport):
         if self.queue.count or self.send_op.in_flight:
             raise RuntimeError("written data is not sent yet")
         if self.life >= BROKEN:
-            # By the send.
+            # The send above has failed, and ended the connection.
             raise self.send_error or RuntimeError("the transport is closing")
         store_int(&self.paused, True)
         self.stop_taking()
@@ -590,7 +598,7 @@ cdef class StreamTransport(WriteTransport):
         if isinstance(last, BaseException):
             self.fatal_error(last, READ_FAILED)
             raise last
-        # The socket reports an EOF again.
+        # Drop an EOF: the duplicate socket reports it again.
         data = b"".join([item for item in self.stash or () if item is not EOF])
         sock = self.need_socket().dup()
         self.force_close(None)
@@ -613,7 +621,8 @@ cdef class StreamTransport(WriteTransport):
         cdef bint quiet
         self.queue.prepare()
         sqe = ring.submission()
-        # The end of a quiet send is known only after the next enter.
+        # A send whose end is awaited is not quiet: the end of a quiet one is known only after the
+        # next enter.
         quiet = ring.quiet_sends and not self.socket_full and not self.is_awaited()
         if self.queue.single:
             uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size, quiet)
@@ -706,7 +715,7 @@ cdef StreamTransport new_accepted(
     """
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     transport.local_end = local_end
-    # As accept4(2) returned it: getpeername(2) fails on a connection that is reset.
+    # Keep the address that accept4(2) returned: getpeername(2) fails on a connection that is reset.
     memcpy(&transport.peer, peer, min(peer_size, sizeof(sockaddr_in6)))
     transport.use_protocol(protocol)
     transport.adopt_descriptor(loop, fd)

@@ -86,7 +86,7 @@ cdef class WriteTransport(FlowControl):
     # ── what the protocol calls ──────────────────────────────────────────────────────────────
 
     cdef int put(self, object data) except -1:
-        """Queue *data*. Each subclass defines `write` itself; an inherited one is slower to call."""
+        """Queue *data*. Subclasses define `write`, because an inherited one is slower to call."""
         cdef bytes owned
         self.loop.check_owner()
         owned = data if type(data) is bytes else as_bytes(data)
