@@ -2,7 +2,7 @@
 
 `TLSCore` is the base class that `ssl_protocol.pyx` puts before asyncio's SSLProtocol.
 
-Which of the two delivers and writes is the `path`:
+The field `path` says which of the two delivers and writes:
 
     STANDARD ──the handshake is complete──> FIRST_READ ──schedule_first_read()──> FIRST_SCHEDULED
        │ ^                                      │                                      │
@@ -226,7 +226,7 @@ cdef class TLSCore(WriteSource):
 
     def eof_received(self):
         if self.awaits_first_read():
-            # After the callback that delivers the first bytes.
+            # The EOF comes after the callback that delivers the first bytes.
             self._loop.call_soon(self._end_received)
             return True
         return sslproto.SSLProtocol.eof_received(self)
@@ -239,8 +239,8 @@ cdef class TLSCore(WriteSource):
 
     def connection_lost(self, exc):
         self.take_held()
-        # asyncio's forgets them. Without a GIL, a peer that closes at once can end the connection
-        # before create_connection() returns.
+        # Keep the addresses, which asyncio's connection_lost() forgets. Without a GIL, a peer that
+        # closes at once can end the connection before create_connection() returns.
         if self.writer is not None:
             for name in ADDRESSES:
                 self._extra[name] = self.writer.get_extra_info(name)
@@ -258,7 +258,7 @@ cdef class TLSCore(WriteSource):
     def _write_appdata(self, list_of_data):
         cdef bytes held = self.take_held()
         if held is not None:
-            # In one call: pause_writing() may raise KeyboardInterrupt after the first write.
+            # Write all in one call, because pause_writing() may raise KeyboardInterrupt after it.
             list_of_data = [held, *list_of_data]
         sslproto.SSLProtocol._write_appdata(self, list_of_data)
 
@@ -328,7 +328,7 @@ cdef class TLSCore(WriteSource):
     cdef int receive_unopened(self, const char *data, Py_ssize_t size) except -1:
         self.records.take_in_all(data, size)
         try:
-            # With no bytes: OpenSSL has them already.
+            # Pass no bytes, because OpenSSL has them already.
             sslproto.SSLProtocol.buffer_updated(self, 0)
         except (KeyboardInterrupt, SystemExit):
             self.reschedule_delivery()
@@ -420,7 +420,7 @@ cdef class TLSCore(WriteSource):
         return 0
 
     cdef int control_reading(self) except -1:
-        """Pause or resume the transport by the number of unread bytes."""
+        """Pause or resume the transport, depending on the number of unread bytes."""
         cdef Py_ssize_t size = self.records.unread() if self.records.may_have_more else 0
         if size >= self.reading_stops or self._ssl_reading_paused:
             self._control_ssl_reading()
@@ -536,7 +536,8 @@ cdef class TLSCore(WriteSource):
             self._write_backlog.append(data[done:])
             self._write_buffer_size += size - done
         if pieces:
-            # In one call: the transport pauses this protocol when the socket is full.
+            # Pass all pieces in one call: the transport pauses this protocol when the socket is
+            # full.
             if self.writer is not None:
                 self.writer.put_all(pieces)
             else:
@@ -584,7 +585,7 @@ cdef class TLSCore(WriteSource):
         return self.control_writing()
 
     cdef int control_writing(self) except -1:
-        """Call pause_writing() or resume_writing() by the number of unsent bytes."""
+        """Call pause_writing() or resume_writing(), depending on the number of unsent bytes."""
         cdef Py_ssize_t size = self._write_buffer_size
         if self._ssl_writing_paused:
             size += self.records.unsent()

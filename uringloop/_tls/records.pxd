@@ -39,7 +39,8 @@ cdef class BIOMemory:
 @cython.final
 cdef class Scratch:
     cdef object bio             # MemoryBIO, there only to own `memory`
-    # bio's, lent to one connection's BIO at a time; afterwards it has the records of the last call.
+    # The memory of `bio`, lent to one connection's BIO at a time. After a call of OpenSSL it has
+    # the records that the call has written.
     cdef membio_memory *memory
 
     cdef bytes rest(self, Py_ssize_t offset)
@@ -58,7 +59,7 @@ cdef class Records:
     cdef tuple read_arguments   # of the last `decrypt_one`
     cdef Py_ssize_t read_room   # what `read_arguments` ask for
     cdef tuple fill_arguments   # of `decrypt_into`
-    cdef Py_ssize_t overhead    # at least so many bytes of a record are no plaintext
+    cdef Py_ssize_t overhead    # how many bytes of a record, at least, are not plaintext
     cdef BIOMemory memory_in    # incoming's; None before its first exchange
     cdef BIOMemory memory_out   # outgoing's; None before its first exchange
     cdef membio_memory lent     # read by `incoming` in place of its own memory

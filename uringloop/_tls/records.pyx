@@ -2,7 +2,8 @@
 
 A RecordFramer reads the headers of records, which are not encrypted, so that OpenSSL is called only
 when a whole record is there: without one it raises an exception, which costs more than a record. A
-Window is a bytes-like object over borrowed memory: a memoryview takes two allocations each time.
+Window is a bytes-like object over borrowed memory; a memoryview would take two allocations each
+time.
 
 Where memory can be lent to a BIO (`_cpython/membio.h`), OpenSSL reads records where they were
 received and writes them to a Scratch, from which they are sent. Elsewhere records are processed one
@@ -73,7 +74,8 @@ cdef object BIO = ssl.MemoryBIO
 # Looked up once, instead of at each call.
 cdef object ENGINE_READ = find(_ssl, "_SSLSocket.read")
 cdef object ENGINE_WRITE = find(_ssl, "_SSLSocket.write")
-# Without a new tuple of arguments for each call. NULL if a method takes them in another way.
+# The C functions of these methods, which take no new tuple of arguments for each call. NULL if a
+# method takes its arguments in another way.
 cdef PyCFunction read_function = function_of(ENGINE_READ, METH_VARARGS)
 cdef PyCFunction write_function = function_of(ENGINE_WRITE, METH_O)
 cdef object BIO_READ = ssl.MemoryBIO.read
@@ -209,7 +211,9 @@ cdef class Records:
         return 0
 
     cdef int learn_overhead(self) except -1:
-        """Set `overhead`: a bytes object made for exactly the plaintext is not reallocated.
+        """Set `overhead`, so that `decrypt` asks for exactly the size of the plaintext.
+
+        OpenSSL's answer need not be reallocated then.
 
         TLS 1.2 may change its cipher later, and with it the overhead.
         """
@@ -247,7 +251,7 @@ cdef class Records:
     cdef Py_ssize_t unread(self) except -1:
         """Return the number of unread bytes, without those of an incomplete record.
 
-        With asyncio's SSLProtocol OpenSSL has read the latter from the BIO, and they do not count.
+        asyncio's SSLProtocol does not count these either: there OpenSSL has read them from the BIO.
         """
         return max(0, pending(self.incoming) - self.framer.tail)
 
@@ -323,7 +327,7 @@ cdef class Records:
         cdef Py_ssize_t offset = 0
         try:
             while end and not self.peer_closed:
-                # Not the first record if its beginning is in the BIO already.
+                # The first record cannot be lent if its beginning is in the BIO already.
                 if (offset or room == size) and uses(BIO_MEMORY):
                     end = self.last_end(data + offset, size - offset, end)
                     filled += self.decrypt_lent(data + offset, end, start + filled, room - filled)
@@ -336,7 +340,7 @@ cdef class Records:
             if offset < size:
                 self.take_in(data + offset, size - offset)
                 self.may_have_more = self.framer.broken
-            # Allowed: this is the only reference.
+            # The object may be cut, because this is the only reference to it.
             cut_bytes(&piece, filled)
             return <bytes>piece if filled else None
         finally:
@@ -383,7 +387,7 @@ cdef class Records:
         self.memory_in.take_back()
         self.is_lent = False
         if left:
-            # Unread: records after close_notify, or after a record that has failed.
+            # OpenSSL does not read records after close_notify, or after a record that has failed.
             self.take_in(rest, left)
             self.may_have_more = not self.peer_closed
         return 0
@@ -426,7 +430,7 @@ cdef class Records:
         return count
 
     cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1:
-        """Decrypt until *room* is full, then more may be left, or until nothing is left."""
+        """Decrypt until *room* is full, in which case more may be left, or nothing is left."""
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t count
         while True:

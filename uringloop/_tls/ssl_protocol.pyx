@@ -2,7 +2,7 @@
 
 The state machine (handshake, shutdown, flow control, all errors) is the standard library's; what
 happens for each message is compiled (`data_path.pyx`). Every callback of the program's protocol
-runs in the connection's context, also if another task writes, closes or resumes.
+runs in the connection's context, even if another task writes, closes or resumes.
 
 If the standard library does not have the known shape (`_cpython/stdlib.pyx`), or URINGLOOP_DISABLE
 names `compiled_tls`, asyncio's SSLProtocol runs alone.
@@ -59,7 +59,7 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
         (<TLSCore>self).call_in_context(sslproto.SSLProtocol._control_app_writing)
 
     def _go_on(self):
-        """Continue by the current state, as a callback of the loop."""
+        """Continue as the current state demands, as a callback of the loop."""
         (<TLSCore>self).end_first_read()
         (<TLSCore>self).call_in_context(go_on)
 
@@ -71,8 +71,8 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
     def _start_shutdown(self):
         if self._app_reading_paused and self._eof_received and self._state is FLUSHING:
             # EOF arrived while reading was paused. asyncio waits for resume_reading(), which a
-            # program that has called close() does not call. In a callback, because the loop's
-            # flush may be the caller.
+            # program that has called close() does not call. Continue in a callback, because the
+            # loop's flush may be the caller.
             self._loop.call_soon(self._go_on)
         else:
             (<TLSCore>self).call_in_context(sslproto.SSLProtocol._start_shutdown)
@@ -102,7 +102,8 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
             self._transport.resume_reading()
 
     def _do_read__buffered(self):
-        # Called at the end of the connection; asyncio's loses bytes if the buffer is a bytearray.
+        # Called at the end of the connection, where asyncio's method loses bytes if the buffer is a
+        # bytearray.
         (<TLSCore>self).fill_app_buffer()
 
     def _do_flush(self):
@@ -115,7 +116,7 @@ class TLSProtocol(TLSCore, sslproto.SSLProtocol):
 
 
 def go_on(protocol):
-    """Continue by the current state, as SSLProtocol does when reading is resumed."""
+    """Continue as the current state demands, as SSLProtocol does when reading is resumed."""
     if protocol._state is WRAPPED:
         protocol._do_read()
     elif protocol._state is FLUSHING:
@@ -230,11 +231,11 @@ class SSLTransport(TransportCore, STOCK_TRANSPORT):
         STOCK_TRANSPORT.set_read_buffer_limits(self, high, low)
 
     def get_write_buffer_size(self):
-        # Writes that are held are encrypted first.
+        # Only the loop's thread may call: this first encrypts the writes that are held.
         check_owner(self)
         return STOCK_TRANSPORT.get_write_buffer_size(self)
 
     def get_read_buffer_size(self):
-        # OpenSSL is asked.
+        # Only the loop's thread may call: this asks OpenSSL.
         check_owner(self)
         return STOCK_TRANSPORT.get_read_buffer_size(self)

@@ -168,7 +168,7 @@ async def start(
             step.cancel()
         raise
     finally:
-        # The traceback of its exception refers to this frame: a reference cycle.
+        # The traceback of the waiter's exception refers to this frame, a reference cycle.
         del waiter
     return app_transport(secured)
 
