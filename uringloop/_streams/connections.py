@@ -44,7 +44,7 @@ class StreamReaderProtocol(ProtocolCore, STOCK):
         if connected is None or self._reject_connection:
             STOCK.connection_made(self, transport)
             return
-        # As asyncio's, but for the class of the writer.
+        # Do what asyncio's method does, but with this package's class of the writer.
         self._transport = transport
         reader: StreamReader = self._stream_reader  # type: ignore[attr-defined]
         if reader is not None:

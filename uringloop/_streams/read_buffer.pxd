@@ -8,7 +8,7 @@ from uringloop._cpython.pyapi cimport is_only_reference
 
 
 cdef class ReadBuffer:
-    # Unread are the bytes from `start` on: of `chunk`, or of `joined` if `chunk` is None.
+    # The unread bytes are those from `start` on, of `chunk` or, if that is None, of `joined`.
     cdef bytes chunk            # one receive; None if it is read, or bytes were added to it
     cdef bytearray joined       # several receives; None before the first need
     cdef Py_ssize_t start

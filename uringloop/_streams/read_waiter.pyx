@@ -6,7 +6,8 @@ resolving it takes a third of the instructions with which an echo server reads a
 ReadWaiter is used again for the next read of its stream, and schedules the callback without a call
 of call_soon(). The callback runs when and in the order in which a future's would.
 
-Loops of this package only, and only outside debug mode, where futures note where they were made.
+It is used only on loops of this package, and not in debug mode, in which futures note where they
+were made.
 """
 
 import asyncio
@@ -37,8 +38,8 @@ cdef class ReadWaiter:
 
     @property
     def _loop(self):
-        # asyncio looks for get_loop() first: a task would make and call a bound method for each
-        # read, 340 of the 8,160 instructions of an echo.
+        # asyncio looks for get_loop() first, but this class has none: a task would make and call a
+        # bound method for each read, which takes 340 of the 8,160 instructions of an echo.
         return self.loop
 
     # add_done_callback() is at the end of this file: it takes its arguments by vectorcall.
@@ -151,8 +152,8 @@ cdef class ReadWaiter:
         cdef object argument = self
         self.loop.check_closed()
         if self.state == RESOLVED and PyCFunction_Check(callback):
-            # The step of a task, which asks its argument for the result, and a future five times
-            # as fast as another object.
+            # The callback is the step of a task, which asks its argument for the result. A future
+            # answers five times as fast as another object.
             argument = resolved_future(self.loop)
         return schedule_with(self.loop, callback, argument, context)
 

@@ -35,7 +35,7 @@ cdef class ReaderCore(ReadBuffer):
     cdef ReadWaiter spare_waiter    # of the last read that waited, for the next one; or None
     cdef object transport           # None before set_transport()
     cdef bint paused                # reading of `transport` is paused
-    # A Read for EXACTLY that waits: the result, and how much of it is there. These bytes come
+    # For a Read that waits for EXACTLY: its result, and how much of that is there. These bytes come
     # before those of the buffer.
     cdef bytes target               # None if there is no such result
     cdef Py_ssize_t filled

@@ -1,14 +1,14 @@
 """A compiled StreamReader, and the objects that its methods return to be awaited.
 
-`StreamReader` puts `ReaderCore` before asyncio's StreamReader. Both share
-their fields, which are C fields under the names that asyncio's methods use: what is rare (negative
-sizes, tuples of separators, repr()) is done by asyncio's methods.
+`StreamReader` puts `ReaderCore` before asyncio's StreamReader. Both share their fields, which are C
+fields under the names that asyncio's methods use, so that asyncio's methods can do what is rare
+(negative sizes, tuples of separators, repr()).
 
 The methods return a `Read` in place of a coroutine. It does its work when it is awaited, as a
 coroutine does: bytes that are there already are returned without suspending the caller. Otherwise
-it waits for a future, which is resolved when all that it waits for is there: a readexactly() that
-needs ten receives wakes its task once. The result of a readexactly() that waits is allocated with
-the first byte that comes, and received bytes are copied there directly.
+the Read waits for a future, which is resolved when all bytes that are wanted have come, so that a
+readexactly() that needs ten receives wakes its task once. The result of a readexactly() that waits
+is allocated with the first byte that comes, and received bytes are copied there directly.
 
 If a Read is cancelled, or ends in an exception, what it has received is unread again.
 
@@ -61,7 +61,7 @@ cdef str AWAITED = "cannot reuse already awaited coroutine"
 cdef object STOCK = streams.StreamReader
 cdef object NAME_SET_RESULT = "set_result"
 cdef bytes NEWLINE = b"\n"
-# A C global: at the interpreter's exit the names of modules are cleared.
+# A C global, because the interpreter clears the names of modules when it exits.
 cdef object warn = warnings.warn
 
 
@@ -242,7 +242,7 @@ cdef class ReaderCore(ReadBuffer):
         cdef Py_ssize_t unread
         if self.target is None:
             unread = self.size()
-            # A program that keeps `_buffer` finds every byte there.
+            # A program that keeps `_buffer` must find every byte there.
             if unread >= count or count > TARGET_MAX or self.is_kept():
                 return 0
             self.target = take_bytes(PyBytes_New(NULL, count))
@@ -343,7 +343,7 @@ cdef class ReaderCore(ReadBuffer):
         return STOCK.read(self, n) if count < 0 else new_read(self, SOME, count, None)
 
     def readexactly(self, n):
-        """Return an awaitable of exactly *n* bytes. Awaiting it raises asyncio's asyncio."""
+        """Return an awaitable of exactly *n* bytes. Awaiting it raises asyncio's exceptions."""
         cdef Py_ssize_t count = size_of(n)
         return STOCK.readexactly(self, n) if count < 0 else new_read(self, EXACTLY, count, None)
 
@@ -380,7 +380,7 @@ cdef object READLINE = ReaderCore.readline
 
 cdef Py_ssize_t size_of(object n) except? -1:
     """Return *n* as a number of bytes; -1 if it is negative or no int, which asyncio handles."""
-    # Larger numbers become the largest.
+    # A number that is too large becomes PY_SSIZE_T_MAX.
     return PyNumber_AsSsize_t(n, NULL) if type(n) is int else -1
 
 
@@ -425,7 +425,7 @@ cdef class Read:
         return self
 
     def __next__(self):
-        # For programs that call it by name: `set_step` gives the interpreter `read_step`.
+        # Only programs call this, by its name: the interpreter has got `read_step` by `set_step`.
         return self.send(None)
 
     def send(self, value):
@@ -520,7 +520,7 @@ cdef class Read:
             reader.waiting = None
             reader.waiter = None
         if type(future) is ReadWaiter and (<ReadWaiter>future).state == RESOLVED:
-            # Its only user was the task that runs now.
+            # The next read can use it: its only user was the task that is running.
             reader.spare_waiter = <ReadWaiter>future
         else:
             future.result()
@@ -649,7 +649,7 @@ cdef int send_to_read(PyObject *step, PyObject *value, PyObject **result) except
     if read.progress == FINISHED:
         raise RuntimeError(AWAITED)
     if read.is_suspended():
-        # By another task, which goes on.
+        # Another task awaits this read, and continues to.
         raise RuntimeError("coroutine is being awaited already")
     try:
         with cython.critical_section(read.reader):

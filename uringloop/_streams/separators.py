@@ -23,7 +23,7 @@ async def read_until_any(reader: Any, separators: tuple[bytes, ...]) -> bytes:
     while True:
         buffer = reader._buffer
         found = [(buffer.find(separator, searched), len(separator)) for separator in separators]
-        # Of two that end at the same place, the shorter one.
+        # Of two separators that end at the same place, take the shorter one.
         ends = [(start + width, -start) for start, width in found if start >= 0]
         if ends:
             break

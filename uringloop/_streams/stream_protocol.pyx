@@ -1,9 +1,9 @@
 """The compiled half of the protocol between a transport and a StreamReader.
 
-`StreamReaderProtocol` in `connections.py` puts `ProtocolCore` before asyncio's, with C fields under
-the names of those of asyncio's that are needed for each message. The transports call `receive`,
-which appends to the reader's buffer without a call of data_received(), for this class and for
-derived ones that do not replace data_received().
+`StreamReaderProtocol` in `connections.py` puts `ProtocolCore` before asyncio's class. Those fields
+of asyncio's class that are needed for each message are C fields here, under the same names. The
+transports call `receive`, which appends to the reader's buffer without a call of data_received(),
+for this class and for derived ones that do not replace data_received().
 
 As in asyncio the protocol has a weak reference to the reader: what arrives for a reader that the
 program has dropped is dropped, too.

@@ -37,7 +37,7 @@ class WriterCore:
     @property
     def transport(self) -> asyncio.WriteTransport: ...
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue *data*; it is sent at the end of the turn, with what else is written in it."""
+        """Queue *data*; it is sent at the end of the turn, with all that the turn has written."""
 
     def drain(self) -> Coroutine[Any, Any, None]:
         """Return an awaitable that waits while too much is queued, as in asyncio."""

@@ -32,7 +32,7 @@ cdef object EXCEPTION = ReaderCore.exception
 @cython.final
 cdef class Done:
     # An awaitable that does not suspend, and whose result is None; asyncio takes it for a
-    # coroutine. It has no state: there is one.
+    # coroutine. Since it has no state, there is only one object.
 
     def __await__(self):
         return self
@@ -159,7 +159,7 @@ cdef class WriterCore:
         return self.transport
 
     def write(self, data):
-        """Queue *data*; it is sent at the end of the turn, with what else is written in it."""
+        """Queue *data*; it is sent at the end of the turn, with all that the turn has written."""
         if self.stream is not None:
             self.stream.put(data)
         else:
