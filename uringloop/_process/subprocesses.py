@@ -5,7 +5,8 @@ module notices the exit of a child: by a one-shot poll of its pidfd on the ring 
 by a thread that waits. It uses neither a child watcher nor SIGCHLD, so the loop may run in any
 thread. Every child is reaped, whatever happens to its transport and its loop: by the loop while
 that is open, by `close` if the child was killed, and by a thread if the child outlives the loop.
-The loop's thread never waits for a child: one that a debugger traces ends before it can be reaped.
+The loop's thread never waits for a child, because one that a debugger traces cannot be reaped as
+soon as it has ended.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Child:
         self._close_pidfd()
         self.loop._children.discard(self)
         assert self.transport is not None
-        # In the next turn: by then what the child wrote before its exit has been read.
+        # Tell it in the next turn, because what the child wrote before its exit is read by then.
         self.loop.call_soon(self.transport._process_exited, self.process.returncode)
 
     def reap(self) -> int | None:
@@ -167,11 +168,11 @@ class Child:
                 self.pidfd = -1
 
     def reap_or_leave(self, deadline: float) -> None:
-        """Reap the child of a loop that is closed; a thread does it if that has to wait."""
+        """Reap the child of a loop that is closed, or have a thread wait if it has not ended yet."""
         assert self.transport is not None
         timeout_s = max(deadline - time.monotonic(), 0) if self.transport.is_closing() else 0
         self.transport = None
-        # In a forked child the process is its parent's child.
+        # After a fork, only the process that has started the child may reap it.
         if self._parent == os.getpid():
             if self._waiter is Waiter.LOOP:
                 poll = select.poll()
@@ -192,7 +193,7 @@ def sigchld_deferred() -> Iterator[None]:
     """Call the signal module's handler of SIGCHLD after the block, in which a child starts.
 
     A handler that reaps every child could take one before it has a pidfd: nothing would then know
-    its exit code. In another thread than the main one the handler cannot be deferred.
+    its exit code. In a thread other than the main thread the handler cannot be deferred.
     """
     handler = signal.getsignal(signal.SIGCHLD)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
@@ -292,7 +293,7 @@ class SubprocessTransport(BaseSubprocessTransport):
                 # The transport was closed meanwhile, or connecting has failed. Other processes may
                 # hold the other ends open for ever.
                 self._close_pipes()
-            # A cancel of wait_for_end() has cancelled the future, too.
+            # If wait_for_end() was cancelled, so was this future.
             if not connecting.done():
                 connecting.set_result(None)
 
@@ -314,13 +315,13 @@ class SubprocessTransport(BaseSubprocessTransport):
         try:
             super()._process_exited(returncode)
         finally:
-            # Also if the protocol has no process_exited(). A cancel of wait_for_end() has cancelled
-            # the future.
+            # Even if the protocol has no process_exited(). If wait_for_end() was cancelled, so was
+            # this future.
             if not self._reaped.done():
                 self._reaped.set_result(None)
 
     async def wait_for_end(self) -> None:
-        """Wait until the child is reaped and its pipes are closing, also if its start failed."""
+        """Wait until the child is reaped and its pipes are closing, even if its start failed."""
         await self._reaped
         if self._connecting is None:
             # The task was cancelled before its first step.
@@ -335,7 +336,8 @@ class SubprocessTransport(BaseSubprocessTransport):
 
     def close(self) -> None:
         if self._loop is not None:
-            # A pipe's transport would refuse to close, after this one is marked as closed.
+            # Check the thread first: a pipe's transport would refuse to close only after this
+            # transport is marked as closed.
             self._loop._check_owner()
         if self._loop is None or not self._loop.is_closed():
             super().close()
