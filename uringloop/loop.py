@@ -74,7 +74,7 @@ class Loop(BaseLoop):
     environment variable URINGLOOP_STALL_MS, or 0.
 
     Raises ValueError for an unknown backend, a time out of range or a processor that does not
-    exist, also if it comes from a variable. Raises OSError, with the cause in its message, if no
+    exist, even if it comes from a variable. Raises OSError, with the cause in its message, if no
     ring can be created, or if the kernel refuses io_uring to a loop whose *backend* is "io_uring".
     """
 
@@ -238,14 +238,14 @@ class Loop(BaseLoop):
     ) -> concurrent.futures.Future[tuple[asyncio.Transport, P]]:
         """Hand a connected socket to this loop; any thread may call this.
 
-        For a program that accepts connections in one loop and distributes them to others. The loop
-        does with the socket what connect_accepted_socket() does. The result is a
+        Use this in a program that accepts connections in one loop and distributes them to others.
+        The loop does with the socket what connect_accepted_socket() does. The result is a
         concurrent.futures.Future, which gets the transport and the protocol in the loop's thread.
 
         The socket belongs to the loop when this returns: it is closed if *protocol_factory* or the
-        handshake fails, if the future is cancelled before the loop comes to it, and if the loop is
-        closed before. The future then gets the exception. If this raises an exception, as it does
-        for wrong arguments and a closed loop, the socket remains the caller's.
+        handshake fails, and if the future is cancelled or the loop closed before the loop comes to
+        the socket. The future then gets the exception. If this raises an exception, as it does for
+        wrong arguments and a closed loop, the socket remains the caller's.
         """
         tls_options = _options_for_accepted(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         return adopting.adopt(self, protocol_factory, sock, tls_options)

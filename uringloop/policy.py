@@ -138,7 +138,7 @@ def run(
 ) -> T:
     """Run *main* like asyncio.run(), on a uringloop loop, and return its result.
 
-    With *streams* it calls `uringloop.streams.install()` before, whose effect stays.
+    With *streams* it first calls `uringloop.streams.install()`, whose effect stays.
 
     Raises the exception of *main*. Raises RuntimeError if a loop already runs in this thread,
     unless that loop is nestable: then *main* runs on that loop.

@@ -1,8 +1,9 @@
 """run_threads(): an async function in several threads, each with a loop of its own.
 
-The calling thread only supervises. It sleeps in read(2) on a pipe, to which a thread writes when it
-ends and Python's signal handler when a signal arrives: a signal acts at once even if the threads
-keep the interpreter busy. Nothing here touches a loop, except by call_soon_threadsafe().
+The calling thread only supervises. It sleeps in read(2) on a pipe. A thread writes to the pipe when
+it ends, and Python's signal handler does when a signal arrives, so that a signal acts at once even
+if the threads keep the interpreter busy. Nothing here touches a loop, except by
+call_soon_threadsafe().
 
 Any thread may call run_threads(); only a call in the main thread handles signals.
 """
@@ -32,13 +33,13 @@ T = TypeVar("T")
 ENDED = b"\0"
 # Bytes, one for each signal and each thread that has ended, that one read() takes from the pipe.
 READ_MAX = 4096
-# The signals that end the threads, each with the handler that a program has which does not handle
-# the signal itself.
+# The signals that end the threads. The handler of each is the one by which it is recognized that
+# the program does not handle the signal itself.
 UNHANDLED: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
 }
-# Plus the number of a signal: the exit status that shells give to a process that it has ended.
+# A process that a signal has ended gets from shells this exit status plus the signal's number.
 SIGNALLED = 128
 
 # Whether this process has been told that its threads take turns.
@@ -55,15 +56,15 @@ def run_threads(
     """Run the async function *main* in several threads, and return the results in their order.
 
     *threads* is by default the number of processors that the process may use. Each thread calls
-    *main* once, on a loop of its own that ends as that of asyncio.run(), in a copy of the caller's
-    context. The calling thread waits for all of them.
+    *main* once, on a loop of its own that ends as the loop of asyncio.run() does, in a copy of the
+    caller's context. The calling thread waits for all of them.
 
     Threads end together, as tasks of an asyncio.TaskGroup do. The first exception cancels the other
-    mains; the exceptions are raised as an ExceptionGroup. KeyboardInterrupt and SystemExit of a
-    main are raised themselves, and exceptions besides them are logged.
+    mains; the exceptions are raised as an ExceptionGroup. If a main raises KeyboardInterrupt or
+    SystemExit, that exception is raised itself, and all others are logged.
 
-    Called in the main thread of a program without a handler for SIGINT, Ctrl-C cancels all mains,
-    and KeyboardInterrupt is raised after they have ended. The second Ctrl-C raises
+    In the main thread of a program without a handler for SIGINT, Ctrl-C cancels all mains, and
+    KeyboardInterrupt is raised after they have ended. The second Ctrl-C raises
     KeyboardInterrupt in every loop, which then cancels all its tasks and ends. The third ends the
     process at once: nothing else ends a thread that is blocked. SIGTERM, if it has no handler,
     cancels all mains too, and ends the process after they have ended. Exceptions of mains are then
@@ -124,7 +125,7 @@ class Worker(Generic[T]):
     ) -> None:
         # The result of main, if it has returned one.
         self.results: list[T] = []
-        # The loop is closed; set before ENDED is written.
+        # Whether the loop is closed; set before ENDED is written.
         self.ended = False
         self.cancelled = False
         self.interrupted = False
@@ -172,7 +173,7 @@ class Worker(Generic[T]):
             self._call_soon(self._task.cancel)
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the loop, also while it runs what main has left."""
+        """Raise KeyboardInterrupt in the loop, even while it runs what main has left."""
         self.interrupted = True
         self._call_soon(_raise_interrupt)
 
@@ -213,7 +214,7 @@ class Group(Generic[T]):
                 self._supervise(reader, handlers)
             finally:
                 handlers.restore()
-            # Signals that have arrived since the last read.
+            # Take the signals that have arrived since the last read.
             os.set_blocking(reader, False)
             with contextlib.suppress(BlockingIOError):
                 self._signals += handlers.take(os.read(reader, READ_MAX))
@@ -236,14 +237,14 @@ class Group(Generic[T]):
             try:
                 if self._exception is not None:
                     self._cancel()
-                # Before read(): an exception may have discarded what the last read() returned.
+                # Join before read(): an exception may have discarded what the last one returned.
                 self._join_ended()
                 if not self._running:
                     return
                 for number in handlers.take(os.read(reader, READ_MAX)):
                     self._on_signal(number)
             except BaseException as exc:
-                # Only noted, since the handler may raise again.
+                # Only note the exception, because the handler may raise another.
                 self._exception = self._exception or exc
 
     def _join_ended(self) -> None:
@@ -270,12 +271,12 @@ class Group(Generic[T]):
 
     def _cancel(self) -> None:
         for worker in self._running:
-            # Once, as in a TaskGroup: main may await while it ends.
+            # Cancel main only once, as a TaskGroup does: it may await while it ends.
             if not worker.cancelled:
                 worker.cancel()
 
     def results(self) -> list[T]:
-        """Return the results. Raises what has ended the threads before that."""
+        """Return the results, or raise what has ended the threads before they had results."""
         failures = {worker.thread.name: worker.failure() for worker in self._workers}
         errors = {name: exc for name, exc in failures.items() if exc is not None}
         leaving = self._reason_to_leave(list(errors.values()))

@@ -99,8 +99,8 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         if cpu >= 0 and not sqpoll:
             raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
         if sqpoll:
-            # Paths are used in its threads, perhaps by a process that has given up the right to
-            # read the standard library.
+            # With a kernel thread, operations on paths run in an executor. Import it now: later the
+            # process may have given up the right to read the standard library.
             importlib.import_module("concurrent.futures.thread")
         trace_fd = tracing.output(options.TRACE.value())
         refusal = self._open(wanted, busy_poll_us, batch_wait_us, sqpoll, cpu)
@@ -141,7 +141,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
             except OSError as exc:
                 if wanted == backends.IO_URING or not backends.is_refusal(exc):
                     raise backends.with_cause(exc) from None
-                # Other loops need not have a kernel thread: then the refusal concerns this one only.
+                # A refusal with a kernel thread concerns this loop only: others may do without one.
                 refusal = backends.reason_of(exc) if sqpoll else backends.record_refusal(exc)
             else:
                 self._backend = backends.IO_URING
@@ -315,7 +315,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
     # ── tasks and futures ────────────────────────────────────────────────────────────────────
 
-    # create_task() is compiled (task_creation.pyx); it comes here for what is unusual.
+    # create_task() is compiled (task_creation.pyx); it calls this method for what is unusual.
 
     def _create_task_slowly(
         self,

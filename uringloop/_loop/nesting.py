@@ -2,8 +2,8 @@
 
 A nested run executes turns of the same loop deeper in the same stack. Each run has its own stop():
 a stop of an outer run during a nested run is remembered, and takes effect when the outer run
-resumes. asyncio's Task classes are not replaced: the current task is left for the nested run with
-the functions that asyncio has for other Task implementations.
+resumes. asyncio's Task classes are not replaced: the functions that asyncio has for other Task
+implementations leave the current task before a nested run, and enter it again afterwards.
 
 asyncio.run() and asyncio.Runner raise RuntimeError in a thread that runs a loop. The first nestable
 loop replaces them in this process by functions that call the originals unless a nestable loop runs

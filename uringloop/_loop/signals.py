@@ -51,7 +51,7 @@ class SignalState:
         self._process = 0
         # The wake-up descriptor that the program had set, -1 for none; None while the loop's is not
         # set. Signals without a handler of the loop are passed on to it, and it is restored when
-        # the loop needs the wake-up descriptor no longer.
+        # the loop does not need the wake-up descriptor any more.
         self._previous_fd: int | None = None
 
     # ── the wake-up descriptor ───────────────────────────────────────────────────────────────
@@ -94,7 +94,7 @@ class SignalState:
                 self._restore(-1)
             return
         if previous >= 0:
-            # Signals that arrived after the loop's last read.
+            # Pass on the signals that arrived after the loop's last read.
             self._pass_on(previous, self._take())
 
     def _restore(self, fd: int) -> None:
@@ -133,7 +133,7 @@ class SignalState:
             return b""
 
     def _pass_on(self, fd: int, numbers: bytes) -> None:
-        """Write the numbers that the loop has no handler for to *fd*, the program's descriptor."""
+        """Write to *fd*, the program's descriptor, those numbers that the loop does not handle."""
         others = bytes(number for number in numbers if number not in self.handlers)
         if fd >= 0 and others:
             # If it is full or closed, the numbers are lost, as they would be without the loop.
@@ -155,7 +155,7 @@ class SignalState:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: keep its signals from the parent's loop, as asyncio does since 3.12."""
+    """Keep a forked child's signals from the parent's loop, as asyncio does since 3.12."""
     current = signal.set_wakeup_fd(-1)
     if current not in _wakeup_fds:
         signal.set_wakeup_fd(current)

@@ -1,6 +1,6 @@
 """What Loop.stats() returns: the type, and what each figure means.
 
-Metrics of Prometheus follow from here. `_turn/stats.pyx` makes the figures.
+The metrics for Prometheus are made from the tables below. `_turn/stats.pyx` makes the figures.
 """
 
 from __future__ import annotations

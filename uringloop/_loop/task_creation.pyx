@@ -1,12 +1,13 @@
 """create_task(), a method of LoopCore that takes its arguments by vectorcall.
 
 Unusual calls go on to `BaseLoop._create_task_slowly()`, which is Python code. A task factory is
-called from here, too, if the task has no name and no context. An eager task that never waits has no
-other cost in the loop.
+called from here, too, if the task has no name and no context. For an eager task that never waits,
+the loop does nothing else.
 
-Programs replace asyncio's class of tasks. Without a GIL code in C cannot look it up without a
-change of a count that all threads share. So there the class is noted, and noted anew whenever the
-module's dictionary changes; each class that was there is kept, since a thread may be using it.
+Programs replace asyncio's class of tasks. On builds without a GIL, code in C that looks the class
+up changes a reference count that all threads share. So there the class is noted, and noted anew
+whenever the module's dictionary changes; each class that was noted is kept for ever, since a thread
+may be using it.
 """
 
 from asyncio import tasks
@@ -77,7 +78,7 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
     task_class = <PyObject*>load_pointer_acquire(&noted_class)
     if not FREE_THREADED:
         task_class = PyDict_GetItemWithError(NAMES, TASK)
-        # Its constructor may replace the class.
+        # Hold the class: its constructor may put another in its place.
         _held = <object>task_class if task_class != NULL else None
     if task_class == NULL:
         return create_slowly(loop, call, size, names)
@@ -108,7 +109,7 @@ cdef object create_slowly(
 
 cdef int on_change(
         PyDict_WatchEvent _event, PyObject *_names, PyObject *key, PyObject *value) noexcept:
-    """Note the class that *value* will be; *key* is NULL or no name if the whole dict changes."""
+    """Note *value* as the class; note none if *key* is not a name: the whole dict changes."""
     if key == NULL or not PyUnicode_Check(key):
         note_class(NULL)
     elif PyUnicode_Compare(key, TASK) == 0:

@@ -1,10 +1,10 @@
 """asyncio's set of all tasks, with compiled methods.
 
-Before Python 3.14 every task is put into a WeakSet, for asyncio.all_tasks(), and leaves it by the
-callback of its weak reference. Both methods are Python code, a seventh of the instructions of a
-task that ends at once. This module replaces them, in that one object, by methods that do the same.
-The set belongs to asyncio, so tasks of other loops are put into it by them, too. Any thread that
-has the GIL may call them.
+Before Python 3.14 every task is put into a WeakSet, for asyncio.all_tasks(), by a method of the
+set, and leaves it by another, the callback of its weak reference. Both methods are Python code and
+take a seventh of the instructions of a task that ends at once. This module replaces them, in that
+one object, by methods that do the same. The set belongs to asyncio, so these methods also put tasks
+of other loops into it. Any thread that has the GIL may call them.
 """
 
 from weakref import WeakSet
