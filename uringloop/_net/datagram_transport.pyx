@@ -175,7 +175,7 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef bint is_replaced(self) except -1:
-        """Whether the descriptor belongs to another file by now, and each receive fails at once."""
+        """Whether the descriptor belongs to another file by now, so each receive fails at once."""
         try:
             return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != self.type
         except OSError:

@@ -144,7 +144,7 @@ def _descriptor_and_size(file: Any) -> tuple[int, int]:
 
 def _set_position(fd: int, position: int, process: int) -> None:
     """Set the position that says how much was sent. A pipe has none."""
-    # A forked child destroys its copy of this call while the position is still its parent's.
+    # A forked child destroys its copy of this call, but the file's position is its parent's, too.
     if os.getpid() == process:
         with contextlib.suppress(OSError):
             os.lseek(fd, position, os.SEEK_SET)

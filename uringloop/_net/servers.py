@@ -53,7 +53,7 @@ class Server(asyncio.Server):
         self._loop = loop
         self._sockets: list[socket.socket] | None = sockets
         self._listeners: list[Listener] = []
-        # With the names of asyncio's server: programs read them.
+        # These have the names of asyncio's attributes, because programs read them.
         self._protocol_factory = protocol_factory
         self._backlog = backlog
         self._ssl_context: ssl.SSLContext | None = None

@@ -109,8 +109,8 @@ from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
 
 cdef enum:
     # A connection enters POLL when the average size of its receives exceeds the first number, and
-    # leaves it below the second. POLL and MULTISHOT take the same time at about 2.5 KB (50
-    # clients).
+    # leaves it below the second. With 50 clients, POLL and MULTISHOT are equally fast at about
+    # 2.5 KB.
     LARGE_RECEIVE = 4096
     SMALL_RECEIVE = 2048
     # The newest receive has a weight of one sixteenth.

@@ -240,8 +240,8 @@ cdef class WriteTransport(FlowControl):
 
     cdef int on_send(self, int res, unsigned int flags) except -1:
         if flags == CONFIRMED:
-            # A quiet send has written everything. The ring calls this within the enter, where no
-            # protocol may be called.
+            # A quiet send has written everything. The ring calls on_send() within the enter, where
+            # no protocol may be called.
             self.consume(self.queue.data_size)
             if self.queue.count or self.is_awaited():
                 return self.loop.add_flush(self)
