@@ -33,8 +33,8 @@ T = TypeVar("T")
 ENDED = b"\0"
 # Bytes, one for each signal and each thread that has ended, that one read() takes from the pipe.
 READ_MAX = 4096
-# The signals that end the threads. The handler of each is the one by which it is recognized that
-# the program does not handle the signal itself.
+# The signals that end the threads, each with the handler that the signal has if the program does
+# not handle it itself.
 UNHANDLED: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,

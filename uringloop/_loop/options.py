@@ -68,7 +68,7 @@ class Number(Option):
                 return 0
             number = int(text) if text.isdecimal() else -1
             return in_range(self.variable, number, self.most, text)
-        # Without a variable None raises TypeError, like any other object that is not an integer.
+        # Without a variable, None raises TypeError, like any other object that is not an integer.
         number = operator.index(argument)  # type: ignore[arg-type]
         return in_range(self.argument, number, self.most, number)
 

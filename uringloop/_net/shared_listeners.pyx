@@ -197,7 +197,7 @@ cdef class SharedListeners(EpollUser):
     cdef int keep_spare(self) noexcept:
         """Keep a descriptor for a connection that comes when this process has no other.
 
-        No other process would accept that connection, since only this one was woken for it. Return
+        Otherwise the connection would wait, because no other process was woken for it. Return
         -errno if no descriptor is free.
         """
         if self.spare_fd < 0:

@@ -168,7 +168,7 @@ class Child:
                 self.pidfd = -1
 
     def reap_or_leave(self, deadline: float) -> None:
-        """Reap the child of a loop that is closed, or leave it to a thread if it has not ended."""
+        """Reap the child of a loop that is closed, or leave it to a thread at the *deadline*."""
         assert self.transport is not None
         timeout_s = max(deadline - time.monotonic(), 0) if self.transport.is_closing() else 0
         self.transport = None

@@ -425,7 +425,8 @@ cdef class Read:
         return self
 
     def __next__(self):
-        # Only programs call this, by its name: the interpreter has got `read_step` by `set_step`.
+        # Only programs call this, by its name. The interpreter calls `read_step`, which `set_step`
+        # has installed.
         return self.send(None)
 
     def send(self, value):
@@ -649,7 +650,7 @@ cdef int send_to_read(PyObject *step, PyObject *value, PyObject **result) except
     if read.progress == FINISHED:
         raise RuntimeError(AWAITED)
     if read.is_suspended():
-        # Another task awaits this read, and continues to.
+        # Another task awaits this read, and goes on waiting after this exception.
         raise RuntimeError("coroutine is being awaited already")
     try:
         with cython.critical_section(read.reader):

@@ -258,7 +258,7 @@ cdef class TLSCore(WriteSource):
     def _write_appdata(self, list_of_data):
         cdef bytes held = self.take_held()
         if held is not None:
-            # Write all in one call, because pause_writing() may raise KeyboardInterrupt after it.
+            # Write all in one call: after a first one, pause_writing() may raise KeyboardInterrupt.
             list_of_data = [held, *list_of_data]
         sslproto.SSLProtocol._write_appdata(self, list_of_data)
 

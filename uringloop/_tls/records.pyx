@@ -211,11 +211,10 @@ cdef class Records:
         return 0
 
     cdef int learn_overhead(self) except -1:
-        """Set `overhead`, so that `decrypt` asks for exactly the size of the plaintext.
+        """Set `overhead`, by which `decrypt` knows the exact size of the plaintext.
 
-        OpenSSL's answer need not be reallocated then.
-
-        TLS 1.2 may change its cipher later, and with it the overhead.
+        The bytes object that is made for it need not be reallocated then. TLS 1.2 may change its
+        cipher later, and with it the overhead.
         """
         cdef object cipher = self.engine.cipher()
         self.overhead = 0
