@@ -79,7 +79,8 @@ __all__ = [
     "write_text",
 ]
 
-# os.link follows a symbolic link in its first argument since Python 3.14, as documented before.
+# Since Python 3.14 os.link follows a symbolic link in its first argument, as the documentation of
+# earlier versions said.
 LINK_FOLLOWS = "follow_symlinks=True" not in str(getattr(os.link, "__text_signature__", ""))
 COPY_BYTES = 1024 * 1024
 

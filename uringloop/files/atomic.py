@@ -10,8 +10,8 @@ Elsewhere a file with a temporary name is written, and a killed process leaves i
 written so far. Temporary names begin with the name of the file, and end in a random number and
 `.tmp`.
 
-While the data is written only the owner may read it, and only if the owner of the replaced file
-may. The permissions of that file are copied after the last write (see permissions.py).
+While the data is being written, only the owner may read it, and only if the owner of the replaced
+file may. The permissions of that file are copied after the last write (see permissions.py).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _temporary_names(name: AnyStr) -> Iterator[AnyStr]:
     folder, last = os.path.split(os.fsdecode(name))
     for number in range(TRIES):
         end = f".{os.urandom(6).hex()}{SUFFIX}"
-        # Some file systems and long paths allow less.
+        # Some file systems and long paths leave less room: halve it after every ten names.
         room = (NAME_BYTES - len(end)) >> (number // 10)
         while len(os.fsencode(last)) > room:
             last = last[:-1]
@@ -173,7 +173,7 @@ async def _copy_permissions(file: RawFile, name: Any) -> bool:
     facts = await _facts(name)
     if facts is None:
         return False
-    # Not cancelled: the descriptor must stay open while the thread uses it.
+    # A cancel waits for the thread: the descriptor must stay open while the thread uses it.
     loop = asyncio.get_running_loop()
     await path_operations.wait_uncancelled(
         loop.run_in_executor(None, copy_permissions, file.fileno(), name, facts)

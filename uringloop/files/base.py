@@ -52,7 +52,10 @@ def one_at_a_time(method: M) -> M:
 
 
 def one_at_a_time_now(method: M) -> M:
-    """Like `one_at_a_time`, but in any turn: a cancel while it waited would prevent a close."""
+    """Like `one_at_a_time`, but do not wait for a turn with time for files.
+
+    It is for close(): a cancel during that wait would leave the file open.
+    """
 
     @functools.wraps(method)
     async def call(self: AsyncFile[Any], *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +133,7 @@ class AsyncFile(Lines[Line]):
 
     @property
     def _file(self) -> Self:
-        """The file itself; in aiofiles the built-in file, of which programs use `fileno()`."""
+        """The file itself. In aiofiles it is the built-in file, whose `fileno()` programs call."""
         return self
 
     async def write(self, data: Line) -> int | None:

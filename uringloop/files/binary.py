@@ -28,7 +28,7 @@ from uringloop.files.scheduling import joined
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# The largest single read of a file of unknown size. Joining such parts frees them one by one.
+# The largest single read of a file of unknown size; `joined` frees such parts one by one.
 CHUNK_BYTES = 1024 * 1024
 # Bytes that RawFile.readline() reads at once; it then seeks back to the end of the line.
 LINE_BYTES = 1024
@@ -107,7 +107,7 @@ class BinaryFile(OpenFile, AsyncFile[bytes]):
             parts[:] = [await self._read_after(ahead, wanted)]
             if len(parts[0]) == len(ahead):
                 return ahead
-        # A short read is not always the end of the file: those in /proc have no size.
+        # A short read need not mean the end of the file: files in /proc report no size.
         while chunk := await self._read_some(size):
             parts.append(chunk)
             size = min(2 * size, CHUNK_BYTES) if len(chunk) == size else io.DEFAULT_BUFFER_SIZE
@@ -238,7 +238,7 @@ class BufferedFile(LineFile, BinaryFile):
         return self._ahead[start : self._start]
 
     async def _fetch(self) -> bool:
-        """Read ahead, once the bytes read ahead are used up; False means the end of the file."""
+        """Read ahead when no bytes are left; return False at the end of the file."""
         self._ahead, self._start = await self._read_some(self._buffer_size), 0
         return bool(self._ahead)
 

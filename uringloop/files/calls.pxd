@@ -11,7 +11,7 @@ ctypedef object (*Attempt)(object file, object first, object second)
 
 # The drawing is in calls.pyx.
 cdef enum CallStage:
-    CALL_ENDED      # also of an object that no file has made
+    CALL_ENDED      # also the stage of an object that no file created
     CALL_CREATED
     CALL_PAUSED     # has the lock, and waits for the next turn
     CALL_WAITING    # for the lock
@@ -22,12 +22,12 @@ cdef class CallKind:
     cdef Attempt attempt
     cdef str name                   # of the method that is called, with its class
     cdef str slow_name              # of the coroutine method that does the call if it has to wait
-    cdef int arguments              # how many the latter takes
+    cdef int arguments              # how many arguments that method takes
 
 
 cdef class FileCall:
     cdef CallKind kind
-    cdef object file                # None once the call has ended, as the arguments
+    cdef object file                # None once the call has ended; so are the arguments
     cdef CallLock lock              # the file's
     cdef object first               # the arguments
     cdef object second

@@ -58,7 +58,7 @@ cdef class FileCall:
         return self
 
     def __next__(self):
-        # For programs that call it by name: `set_step` gives the interpreter `step_of_call`.
+        # Only programs that call this by name get here: the interpreter calls `step_of_call`.
         return self.send(None)
 
     @property
@@ -103,7 +103,7 @@ cdef class FileCall:
     def __dealloc__(self):
         forget_result()
         if self.stage == CALL_CREATED:
-            # As of coroutines that were not awaited.
+            # Warn as Python does for a coroutine that was never awaited.
             message = f"coroutine '{self.kind.name}' was never awaited".encode()
             PyErr_WarnEx(RuntimeWarning, message, 1)
         elif self.stage != CALL_ENDED:
@@ -129,7 +129,7 @@ cdef class FileCall:
             self.busy = 0
 
     cdef int resume(self, object value, PyObject **result) except -1:
-        """Go on until the call suspends or ends: PYGEN_NEXT or PYGEN_RETURN."""
+        """Continue; return PYGEN_NEXT if the call suspends, PYGEN_RETURN if it ends."""
         if self.stage == CALL_CREATED:
             return self.begin(result)
         if self.stage == CALL_PAUSED:
@@ -140,7 +140,7 @@ cdef class FileCall:
         return self.drive(value, result)
 
     cdef int begin(self, PyObject **result) except -1:
-        # Whatever comes of it, the call has begun.
+        # If this fails, the call has ended.
         self.stage = CALL_ENDED
         if self.lock.locked:
             self.coroutine = self.lock.acquire()
@@ -149,7 +149,7 @@ cdef class FileCall:
         self.lock.enter()
         self.lock.locked = self.has_lock = True
         if self.lock.is_spent():
-            # Like asyncio.sleep(0), the task goes on in the next turn.
+            # Yield None, as asyncio.sleep(0) does: the task goes on in the next turn.
             self.stage = CALL_PAUSED
             Py_INCREF(None)
             result[0] = <PyObject*>None
@@ -215,7 +215,7 @@ cdef int send_to_call(PyObject *step, PyObject *value, PyObject **result) except
 
 
 cdef PyObject *step_of_call(PyObject *step) except? NULL:
-    """The tp_iternext of FileCall: returns NULL with an exception, or with the result in one."""
+    """The tp_iternext of FileCall: at its end returns NULL, with the result in a StopIteration."""
     cdef PyObject *result
     if send_to_call(step, <PyObject*>None, &result) == PYGEN_RETURN:
         stop_with(taken(result))

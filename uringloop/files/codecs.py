@@ -39,7 +39,7 @@ async def decoded(lock: CallLock, decoder: Any, data: bytes, *, final: bool) -> 
     except BaseException as exc:
         decoder.setstate(state)
         if isinstance(exc, UnicodeDecodeError):
-            # Positions as if all were one piece, with the bytes that the decoder had held back.
+            # Positions are those in all of the data, with the bytes that the decoder had held back.
             move(exc, state[0] + data, len(state[0]) + at + len(piece) - len(exc.object))
         raise
     return texts

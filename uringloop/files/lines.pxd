@@ -12,7 +12,7 @@ cdef class LineFile(OpenFile):
     cdef public bytearray _pending  # bytes to be written; empty while _ahead is not
     cdef public Py_ssize_t _buffer_size
 
-    cdef bint sought                # nothing was read since a seek has dropped what was read ahead
+    cdef bint sought                # a seek dropped the bytes read ahead; nothing was read since
 
     cdef Py_ssize_t end_of_line(self) noexcept
     cdef bytes next_line(self)
@@ -34,7 +34,7 @@ cdef class LineText:
     cdef public CallLock _lock      # the buffer's
     cdef str newline                # as for open(): None, "", or the line end
     cdef public object _decoder     # None until the first read
-    cdef public list _chunks        # whose text _chars is, for tell(); empty if it cannot seek
+    cdef public list _chunks        # whose text is in _chars, for tell(); empty if not seekable
     cdef public double _bytes_per_char  # of the last chunk; 0 if it had no text
 
     cdef Py_ssize_t end_of_line(self, Py_ssize_t start) except -1

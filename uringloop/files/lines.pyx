@@ -45,20 +45,20 @@ cdef enum:
     # Lines or bytes, whichever comes first, that are cut between two looks at the clock.
     LINES_MAX = 64
     LINE_BYTES_MAX = 16 * 1024
-    # After a seek a read of at least this size takes nothing more than its bytes, and a smaller one
-    # less than later ones: the program may seek again.
+    # After a seek the program may seek again. So a read of at least SPARSE_READ_BYTES reads nothing
+    # ahead, and a smaller one reads at most SOUGHT_READ_BYTES, fewer than later reads.
     SPARSE_READ_BYTES = 2048
     SOUGHT_READ_BYTES = 8192
-    # A call that has waited for this turn reads so much even if other files have used up its time,
-    # and at most SLICE_BYTES if they have not.
+    # A call that has waited for this turn reads so much even if other files have used up the turn's
+    # time. If they have not, it reads at most SLICE_BYTES.
     AT_ONCE_BYTES = 16 * 1024
-    # Of more bytes of text than this a call takes a part in each turn.
+    # A call that needs more bytes of text than this decodes a part of them in each turn.
     TEXT_BYTES_MAX = 32 * 1024
 cpdef enum:
     # The bytes that built-in text files decode at once. Programs that read and write the same file
     # can observe this size.
     CHUNK_BYTES = 8192
-# Two such offsets can be added.
+# The sum of two such offsets fits an int64.
 cdef int64_t OFFSET_MAX = 1 << 61
 
 cdef bytes NOTHING = b""
@@ -82,7 +82,7 @@ cdef class ReadyLine:
         return self
 
     def __next__(self):
-        # For programs that call it by name: `set_step` gives the interpreter `ready_line_step`.
+        # Only programs that call this by name get here: the interpreter calls `ready_line_step`.
         raise StopIteration(take_line(self))
 
     def __dealloc__(self):
@@ -91,7 +91,7 @@ cdef class ReadyLine:
         if self.line is None:
             return
         lock = self.text._lock if self.file is None else self.file._lock
-        # Dropped while another thread uses the file, the line is lost.
+        # The line is lost if another thread is using the file.
         if FREE_THREADED and not lock.add_call():
             return
         if self.file is not None and self.file._start == self.end:
@@ -199,9 +199,9 @@ cdef class LineFile(OpenFile):
         return new_call(self, self._lock, WRITE, data, None)
 
     cdef int fill(self, Py_ssize_t size) except -1:
-        """Read up to *size* bytes of the page cache behind the unread ones.
+        """Append up to *size* bytes from the page cache to the unread ones.
 
-        Returns whether that was all that the file has, or *size* bytes.
+        Returns whether it read *size* bytes, or all that the file has.
         """
         cdef Py_ssize_t unread = PyBytes_GET_SIZE(self._ahead) - self._start
         cdef PyObject *data
@@ -247,7 +247,7 @@ cdef class LineFile(OpenFile):
         return self.take_until(self._start + size)
 
     cdef object read_directly(self, Py_ssize_t size):
-        """Read *size* bytes, of which some were read ahead, without more of them."""
+        """Return *size* bytes, the unread ones first; read nothing beyond them."""
         cdef Py_ssize_t unread = PyBytes_GET_SIZE(self._ahead) - self._start
         cdef PyObject *data
         cdef ssize_t count
@@ -478,7 +478,7 @@ cdef class LineText:
     # ── decoding ─────────────────────────────────────────────────────────────────────────────
 
     cdef Py_ssize_t bytes_wanted(self, Py_ssize_t least, Py_ssize_t chars) noexcept:
-        # More if much is unread already, so that a long line is not copied over and over.
+        # Decode more if much is unread, so that a long line is not copied over and over.
         cdef Py_ssize_t unread = len(self._chars) - self._used
         return max(least, unread, <Py_ssize_t>(max(self._bytes_per_char, 1.0) * chars))
 
@@ -487,9 +487,9 @@ cdef class LineText:
         return self.bytes_wanted(least, chars)
 
     cdef int fetch_at_once(self, Py_ssize_t chars) except -1:
-        """Decode the bytes after the unread text if they need not be waited for.
+        """Decode the bytes after the unread text if that does not have to wait.
 
-        Returns False, as if nothing had been read, if they do, or if they cannot be decoded.
+        Returns False if it has to, or if they cannot be decoded; then nothing counts as read.
         """
         cdef LineFile buffer = self.buffer
         cdef Py_ssize_t size = self.bytes_wanted(CHUNK_BYTES, chars)
@@ -516,9 +516,9 @@ cdef class LineText:
         return True
 
     def _add_chunk(self, state, bytes data, str text):
-        """Append *text*, decoded from *data* in the decoder's *state*; return whether it is more.
+        """Append *text*, which the decoder has made of *data*, beginning in *state*.
 
-        It is not at the end of the file.
+        Returns False at the end of the file, where both are empty.
         """
         held, flags = state
         while self._chunks and self._used >= self._chunks[0].chars:
@@ -592,7 +592,7 @@ def declare_coroutines(*methods):
         if hasattr(inspect, "markcoroutinefunction"):
             inspect.markcoroutinefunction(method)
         else:
-            # On Python 3.11, for asyncio's function only.
+            # On Python 3.11 only asyncio's function can be told.
             method._is_coroutine = asyncio.coroutines._is_coroutine
 
 

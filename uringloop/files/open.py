@@ -220,7 +220,7 @@ def make_file(
     """Return a raw, buffered or text file on *fd*, as *mode* and *buffering* say."""
     binary = "b" in mode
     if buffering == 0 and not binary:
-        # For a path the built-in open() did not reach this check, which follows the opener's call.
+        # Given a path, the built-in open() checks this only after the call of its opener.
         raise ValueError("can't have unbuffered text I/O")
     kind = next(letter for letter in mode if letter in "rwax")
     plus = "+" if "+" in mode else ""

@@ -91,7 +91,7 @@ cdef class OpenFile(FileRequests):
         """Seek to the end, as built-in files do; writes go to the end from any position."""
         cdef int error
         if self._regular and self.writes_at_offset:
-            # By the size that is known locally: SEEK_END could wait for a server.
+            # Use the size that is known locally: SEEK_END could wait for a server.
             lseek(fd, size, SEEK_SET)
             return 0
         error = errno if lseek(fd, 0, SEEK_END) < 0 else 0
@@ -325,7 +325,7 @@ cdef class OpenFile(FileRequests):
         self.unread_bytes = memoryview(b"".join(parts))
 
     async def _write_all(self, view):
-        """Write all of *view*, bytes or a memoryview; `_written` is exact also after errors."""
+        """Write all of *view*, bytes or a memoryview; `_written` is exact even after errors."""
         cdef FileOperation operation
         cdef int64_t position = -1
         self.check_open()
@@ -350,7 +350,7 @@ cdef class OpenFile(FileRequests):
         """Write *data* and sync the file, in one submission; return whether both were done.
 
         If not, the caller writes what is left after `_written` bytes, and syncs. `_written` is
-        exact also after errors.
+        exact even after errors.
         """
         cdef FileOperation writing, syncing
         cdef unsigned int done
@@ -429,7 +429,7 @@ cdef class OpenFile(FileRequests):
         await self._write_and_sync(0)
 
     async def fdatasync(self):
-        """Like `fsync`, but with only the metadata that it takes to read the data."""
+        """Like `fsync`, but write only the metadata that is needed to read the data."""
         await self._write_and_sync(IORING_FSYNC_DATASYNC)
 
     async def _write_and_sync(self, unsigned int flags):

@@ -11,14 +11,15 @@ cdef enum:
     SLICE_BYTES = 128 * 1024
 
 
-# A number of this process: how many forks lie between it and the first process with this module.
+# How many forks lie between the first process that imported this module and this process.
 cdef unsigned int PROCESS
 
 
 cdef class Descriptor:
     # The descriptor of a file. It is not closed before the operations that use it have ended.
     cdef int fd                     # -1 once it is closed
-    # Used in the critical section: the garbage collector may destroy a call in any thread.
+    # These two are used in the critical section: the garbage collector may destroy a call in any
+    # thread.
     cdef int in_flight
     cdef object idle                # the future of `_become_idle`, or None
 
@@ -38,9 +39,9 @@ cdef enum Stage:
 
 # The properties of an operation, fixed before it begins.
 cdef enum Trait:
-    IDEMPOTENT = 1 << 0     # may be submitted again: doing it twice is doing it once
+    IDEMPOTENT = 1 << 0     # may be submitted again: doing it twice has the same effect
     DETACHABLE = 1 << 1     # a cancelled caller need not wait for the end
-    NEEDS_THREAD = 1 << 2   # the ring lacks this operation, or has not the caller's rights
+    NEEDS_THREAD = 1 << 2   # the ring lacks this operation, or the caller's rights
     LINKED = 1 << 3         # behind another: ECANCELED means that the other one failed
 
 

@@ -174,19 +174,19 @@ cdef class FileOperation:
             self.loop.ring.limit_workers()
         sqe = self.loop.ring.submission()
         uring_copy_submission(sqe, &self.request)
-        # A second submission is not linked.
+        # If the request is submitted again, it is not linked.
         uring_unlink(&self.request)
         self.generation = self.loop.ring.generation
         return self.loop.ring.start(sqe, &self.op)
 
     cdef int cancel(self) except -1:
-        """Submit a cancel, unless a thread performs it or it closes a descriptor."""
+        """Submit a cancel, unless a thread performs the operation or it closes a descriptor."""
         if self.op.policy & NEVER_CANCELLED:
             return 0
         self.cancelled = True
         if self.op.in_flight:
             if is_used_elsewhere(self.loop.ring):
-                # The garbage collector, which may run in any thread, destroys the call.
+                # The garbage collector destroys the call, in a thread other than the loop's.
                 self.loop.call_soon_threadsafe(self._cancel)
             else:
                 self.loop.ring.cancel(&self.op)
@@ -202,7 +202,7 @@ cdef class FileOperation:
             res = uring_perform(&self.request)
             while res == -EINTR and not self.op.policy & NEVER_CANCELLED:
                 res = uring_perform(&self.request)
-        # Kept here, too: the loop may be closed before `_performed` runs.
+        # Set it here, too: the loop may be closed before `_performed` runs.
         self.res = res
         return res
 

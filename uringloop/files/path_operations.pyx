@@ -63,7 +63,7 @@ from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES
 from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
-# Unsuitable arguments: the function of `os` is then called, to raise its own error.
+# Errors of unsuitable arguments: the function of `os` is then called, to raise its own error.
 cdef tuple BAD_ARGUMENT = (TypeError, ValueError, OverflowError)
 
 
@@ -327,12 +327,15 @@ async def sync(int fd, path):
 
 
 cdef FileOperation new_call(object held):
-    """Make an operation after which a run ends: another thread would not get its result."""
+    """Make an operation for whose end a run of the loop waits.
+
+    Another thread, in which the loop may run next, would not get its result.
+    """
     cdef FileOperation operation = new_operation(None, held)
     cdef LoopCore loop = ring_loop()
     operation.op.policy |= RUN_WAITS
     # A kernel thread (SQPOLL) would look paths up with the rights of the user who created the ring,
-    # also after this process has become another user.
+    # even after this process has changed its user.
     if loop is not None and loop.ring.u.threaded:
         operation.traits |= NEEDS_THREAD
     return operation

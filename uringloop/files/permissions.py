@@ -112,7 +112,7 @@ def _for_another_group(acl: bytes) -> bytes:
 
 
 def _without_acl(mode: int, acl: bytes) -> int:
-    """Return *mode* with no more for any user than *acl* grants, which could not be set."""
+    """Return *mode* without what *acl*, which could not be set, denies to any user."""
     entries = _entries(acl)
     # A named user may be in the file's group or not; members of a named group may be others.
     group = _least(entries, GROUP_OWNER, USER, MASK)

@@ -1,7 +1,7 @@
 """Positions of text files: the numbers that `tell` returns and `seek` takes.
 
-They are the same as of built-in files, and opaque where a decoder has state: the byte at which to
-start decoding, the decoder's state there, and how far to decode.
+They are the same as those of built-in files, and opaque where a decoder has state: they then hold
+the byte at which to start decoding, the decoder's state there, and how far to decode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ START_MASK = POSITION_MASK | PART_MASK << SHIFTS[1]
 BYTES = 64
 
 
-# Not named tuples: creating two of them took a twentieth of the package's import time.
+# These are not named tuples: creating two of them took a twentieth of the package's import time.
 class Place:
     """A position in its parts.
 
@@ -83,7 +83,7 @@ async def place_after(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, gu
 
 async def _place_after(lock: CallLock, decoder: Any, chunk: Chunk, chars: int, guess: int) -> Place:
     flags, data = chunk.flags, chunk.data
-    # Decode up to the guess, or less until it is not beyond the position.
+    # Decode up to the guess, then ever less, until the result does not go beyond the position.
     low, back = min(guess, len(data)), 1
     while low > 0:
         decoder.setstate((b"", flags))

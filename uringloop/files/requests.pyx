@@ -147,7 +147,7 @@ cdef class FileRequests(Descriptor):
         cdef Py_ssize_t size = min(len(data) - skip, REQUEST_MAX)
         cdef int res
         if self.writes_cached:
-            # Larger ones are left to a worker: in slices other processes would see several writes.
+            # Leave larger writes to a worker: other processes would see slices as several writes.
             loop = ring_loop() if size <= SLICE_BYTES else None
             files = None if loop is None else files_of(loop)
             if files is not None and not files.reproducible and not files.is_turn_spent(loop):
@@ -193,14 +193,14 @@ cdef class FileRequests(Descriptor):
     cdef bint move_back(self, int64_t size) noexcept:
         """Move the position back by *size* bytes that were read last; return whether it did.
 
-        In a forked child the position is also the parent's, whose read the child only clears away.
+        A forked child that clears away its parent's read must not move the position that they share.
         """
         return self.process == PROCESS and lseek(self.fd, -size, SEEK_CUR) >= 0
 
     cdef int move_past(self, FileOperation operation) except -1:
         """Move the position past the bytes that the operation of a read has returned.
 
-        Bytes from the page cache have moved it already.
+        Bytes that came from the page cache have moved it already.
         """
         if self.reads_at_offset and operation.res > 0:
             self.move_to(operation.request.off + operation.res)
@@ -232,7 +232,7 @@ cdef class FileRequests(Descriptor):
 
     cdef Py_ssize_t written_of(self, FileOperation operation, Py_ssize_t before) except -1:
         if operation.res <= 0:
-            # A write of 0 bytes is reported as ENOSPC: to repeat it would never end.
+            # Report a write of 0 bytes as ENOSPC: repeating it might never end.
             exc = self.failure(operation.res or -ENOSPC)
             exc.characters_written = before
             raise exc

@@ -9,8 +9,8 @@ cdef class FilesOfLoop:
     # What files keep for a loop of the class LoopCore; used by its thread only.
     cdef int64_t deadline_ns        # when the calls of files must stop, in the turn `turn`
     cdef uint64_t turn              # the number of the newest turn in which a file was called
-    # Neither the page cache nor the real time decides what a call does: both differ from run to
-    # run. Loops for tests set it.
+    # Loops for tests set this: neither the page cache nor the real time then decides what a call
+    # does, as both differ from run to run.
     cdef bint reproducible
 
     cdef bint is_turn_spent(self, LoopCore loop) except -1
@@ -25,7 +25,7 @@ cdef class CallLock:
     cdef int64_t until              # under other loops: when calls must wait for the next turn
     cdef LoopCore loop              # that has run the last call, or None
     cdef FilesOfLoop files          # of that loop, or None
-    cdef unsigned int process       # in which it did
+    cdef unsigned int process       # the process in which it did so
 
     cdef int enter(self) except -1
     cdef void leave(self) noexcept

@@ -8,8 +8,8 @@ with the number of the turn to which it belongs (`FilesOfLoop`). Other loops do 
 turns: a call waits for the next one whenever the file's time is over.
 
 Without a GIL the calls that are in progress are those of one thread: `enter` refuses other threads
-until the last of these calls has ended. With a GIL no call of another thread runs halfway through
-what is done here at once.
+until the last of these calls has ended. With a GIL no call of another thread can interrupt what is
+done here without waiting.
 """
 
 from asyncio import get_running_loop, sleep
@@ -214,8 +214,9 @@ cdef class CallLock:
     cdef LoopCore running_loop(self):
         """Return the running loop if it is a uringloop.Loop, else None.
 
-        The last one is taken for it as long as this thread runs it: asking asyncio takes longer
-        than a line. In a forked child the parent's loop seems to run.
+        While this thread runs the loop of the last call, that is the answer: asking asyncio would
+        take longer than reading a line. In a forked child the parent's loop seems to run, so the
+        process is compared, too.
         """
         if self.loop is None or self.process != PROCESS or not runs_here(self.loop):
             self.loop = ring_loop()
@@ -248,7 +249,7 @@ cdef class CallLock:
         self.begin_turn()
 
     cdef void begin_turn(self) noexcept:
-        """Note that this is another turn than before."""
+        """Note that a new turn has begun."""
         self.until = 0
 
 
@@ -305,10 +306,10 @@ def free(list held):
 
 
 def free_some(loop, list held, Py_ssize_t start):
-    """Give back the pages from *start* on, a part in this turn; the last turn frees the object.
+    """Give back the pages from *start* on, a part in each turn; the last turn frees the object.
 
-    A realloc() that made the object shorter would copy what remains, and free all of the former
-    memory at once: CPython's allocator without a GIL does so below half of the size.
+    realloc() does not serve to shorten the object: it may copy what remains and free all of the
+    old memory at once, as CPython's allocator without a GIL does below half of the size.
     """
     cdef PyObject *data = PyList_GET_ITEM_borrowed(held, 0)
     if PyBytes_GET_SIZE(<object>data) - start <= FREED_BYTES or Py_REFCNT(data) != 1:

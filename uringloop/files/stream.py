@@ -152,7 +152,7 @@ class FileReadTransport(asyncio.ReadTransport):
         if self._life is not OPEN:
             self._lose()
         elif task.cancelled():
-            # By asyncio.run(), which cancels all tasks at its end: a new one would stay pending.
+            # asyncio.run() cancels all tasks at its end: a new one would stay pending.
             self._end(None)
         elif (exc := task.exception()) is not None:
             self._end(exc if isinstance(exc, Exception) else None)

@@ -329,7 +329,8 @@ class TextFile(LineText, AsyncFile[str]):
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     async def write(self, data: str) -> int:
-        # `one_at_a_time` without its coroutine: programs call write() for each piece of a line.
+        # Do what `one_at_a_time` does, but without its coroutine: programs call write() for each
+        # piece of a line.
         lock = self._lock
         if not lock.try_acquire():
             await lock.acquire()
