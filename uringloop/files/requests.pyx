@@ -193,7 +193,7 @@ cdef class FileRequests(Descriptor):
     cdef bint move_back(self, int64_t size) noexcept:
         """Move the position back by *size* bytes that were read last; return whether it did.
 
-        A forked child that clears away its parent's read must not move the position that they share.
+        A forked child that clears away its parent's read must not move the position they share.
         """
         return self.process == PROCESS and lseek(self.fd, -size, SEEK_CUR) >= 0
 

@@ -32,7 +32,7 @@ def helpers() -> set[int | None]:
 
 
 def files(pid: int) -> set[str]:
-    """Return what the kernel calls the files that a child has open; none if it does not tell."""
+    """Return the kernel's names of the files that a child has open; none if they are hidden."""
     found = set()
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def files(pid: int) -> set[str]:
 
 
 def running() -> set[int]:
-    """Return the process identifiers of the children that run; none where the kernel is silent."""
+    """Return the process identifiers of the children that run; none if the kernel has no list."""
     found: set[int] = set()
     for thread in proc.names("/proc/self/task"):
         try:

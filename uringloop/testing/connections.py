@@ -1,7 +1,7 @@
 """Connections between a program's clients and its own servers, on one loop for tests.
 
-Every client connects by sock_connect(), and every server has been registered. What they get is a
-pair of UNIX sockets, or a Wire through the network.
+Every client connects by sock_connect(), and every server has been registered. A connection between
+them is a pair of UNIX sockets, or a Wire through the network.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Connections:
             accepted, refuse = self.connect_wire(sock, listening, name, address, hosts)
         else:
             accepted, refuse = connect_pair(sock, listening, name, address)
-        # As a timer: the seed chooses when the server accepts.
+        # By a timer, so that the seed chooses when the server accepts.
         loop.call_later(0, self.accept, listener, accepted, refuse)
         return True
 
@@ -155,14 +155,14 @@ class Connections:
         return (host, self.next_port(), *address[2:])
 
     def source_host(self, family: int, target: str) -> str:
-        """Return the address from which something goes to the address *target*."""
+        """Return the source address of what is sent to the address *target*."""
         network = self.loop.network
         current = network.current_address()
         if current is not None:
             return current
         if target == EVERY_ADDRESS[family]:
             return LOCAL_ADDRESS[family]
-        # Within a host the kernel chooses the address that was asked for.
+        # Within a host the kernel takes the address that was asked for as the source, too.
         return network.address(LOCALHOST) if network.knows_address(target) else target
 
     def next_port(self) -> int:
@@ -178,7 +178,7 @@ class Connections:
             return
         has_no_files = loop.happens("no_files")
         if has_no_files:
-            # As the loop does when it has no descriptor left for a connection.
+            # Report what a loop reports that has no descriptor left for a connection.
             error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             loop.call_exception_handler(
                 {"message": "socket.accept() out of system resource", "exception": error}

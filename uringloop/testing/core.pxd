@@ -28,8 +28,8 @@ cdef extern from "testing/simulation.h":
 cdef class TestingCore(LoopCore):
     cdef simulation kernel      # the ring's world; its random numbers are this loop's
     cdef object choices         # a random.Random that chooses in place of the seed, or None
-    cdef object choice_failed   # the exception that it has raised, if nobody has seen it; or None
-    cdef bint choices_ended     # it has raised one: the choices are 0 from then on
+    cdef object choice_failed   # the exception that `choices` raised, until it is raised here
+    cdef bint choices_ended     # `choices` raised an exception: from then on each choice is 0
     cdef double clock           # seconds; it stands still while a callback can run
     cdef int trace_fd           # -1: no trace
     cdef uint64_t stall         # the chance of a stall in each turn, of SIMULATION_ALWAYS
@@ -39,20 +39,20 @@ cdef class TestingCore(LoopCore):
     cdef object outside         # an Outside; None before simulate()
     cdef bint clock_patched     # a test has replaced time(), and maybe put it back
     cdef bint collects          # it collects garbage in Python's place
-    cdef int busy               # turns in which something ran since it has done so
+    cdef int busy               # turns in which something ran, since the newest collection
     cdef uint64_t collections   # of garbage
     cdef int looks_at_clock     # in this turn
     cdef int busy_turns         # turns in a row at one instant, in which no operation completed
     cdef double busy_at         # that instant
     cdef int turns_spun         # turns in a row in which only sleep(0) ran; other threads read it
-    cdef int64_t spun_at_ns     # on the real clock, when they were looked at
+    cdef int64_t spun_at_ns     # on the real clock: when these turns were last looked at
     cdef int64_t idle_since_ns  # on the real clock; 0 while callbacks run
     cdef uint64_t completions   # of the ring, when the loop has last been idle
-    # What the loop tells those of other threads: written under the lock of other_loops, by them as
-    # well.
+    # What the loop tells the loops of other threads. They write it, too, so it is written under the
+    # lock of other_loops.
     cdef readonly object _partners  # a WeakSet of the loops with which it shares the time
-    cdef public double _rest_s      # it has nothing to do for so long, if it sleeps; 0: not known
-    cdef public double _owed_s      # for so long its partners' clocks have gone on
+    cdef public double _rest_s      # how long a loop that sleeps has nothing to do; 0: not known
+    cdef public double _owed_s      # by how much its partners' clocks have gone on
 
     cdef int check_choices(self) except -1
     cdef bint has_own_clock(self) except -1

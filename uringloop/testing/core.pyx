@@ -2,22 +2,22 @@
 
 The clock stands still while anything can run. When nothing can, and nothing can come from outside
 (`Outside`, outside.py), it jumps to the next deadline; if there is none, the program can never go
-on, and run_forever() raises DeadlockError. A program that spins, with `sleep(0)` in a loop, until a
-timer has done something, would never see it: after SPIN_TURNS turns with nothing else the
-clock goes on, too.
+on, and run_forever() raises DeadlockError. A program may also spin, with `sleep(0)` in a loop,
+until a timer has done something. It would wait for ever, so the clock goes on after SPIN_TURNS
+turns in which nothing else ran.
 
-The order: asyncio promises that callbacks of call_soon() run in the order of the calls, and
-nothing about the order in which tasks run that are ready in the same turn, or timers of the same
-deadline. The seed chooses among the orders that keep the promise, and what programs take for one:
-after `await sleep(0)` everything has run that was ready before. So a task that was woken or created
-may change places with others, but not with a callback (`Place`).
+asyncio promises that callbacks of call_soon() run in the order of the calls. It promises nothing
+about the order of tasks that are ready in the same turn, or of timers with the same deadline. The
+seed chooses among the orders that keep this promise, and one more that programs rely on: after
+`await sleep(0)` everything that was ready before has run. So a task that was woken or created may
+change places with others, but not with a callback (`Place`).
 
-Timers of the same deadline run in any order, but for those that one step of a task has made one
-after the other, and not all of them in the same turn: a time-out may end a wait at each step of
-what another timer has begun at that instant.
+Timers whose deadlines differ by no more than SAME_NS run in any order, except that those that one
+step of a task has made run in the order of their deadlines. Not all of them run in the same turn,
+so that a time-out may end a wait at each step of what another timer has begun at that instant.
 
-Random numbers come from one sequence, the ring's faults included: the same seed and the same
-program give the same run.
+All random numbers, those of the ring's faults included, come from one sequence: the same seed and
+the same program give the same run.
 """
 
 import asyncio
@@ -89,20 +89,20 @@ FAULTS = (
     "slow_disk",
 )
 
-# A stall lasts that long, doubled less than STALL_DOUBLINGS times: at most 17 s.
+# A stall lasts STALL_MIN_S, doubled fewer than STALL_DOUBLINGS times: at most 17 s.
 cdef double STALL_MIN_S = 1e-6
 cdef enum:
     STALL_DOUBLINGS = 25
 
 cdef enum:
-    # The descriptors that _waits() returns at most: twice 4 KiB on the stack.
+    # How many descriptors _waits() returns at most: its two arrays take 4 KiB each on the stack.
     WAITS_MAX = 1024
 
 cdef enum:
-    # Deadlines that differ by less are the same time: sums of delays differ by roundings.
+    # Deadlines that differ by no more than this are equal: sums of delays differ by rounding.
     SAME_NS = 100
 
-# Whoever asks for the time advances it by so much: 100,000 questions are the same time.
+# Each call of time() advances the clock by this: 100,000 calls stay within SAME_NS.
 cdef double TICK_S = 1e-12
 
 # Deadlines from here on are at the end of the heap's range: 290 years after the clock's zero.
@@ -112,27 +112,28 @@ cdef enum:
     # After so many turns in a row in which only `sleep(0)` ran, the clock goes on all the same.
     SPIN_TURNS = 10_000
 
-# The timers that one step of a task makes have a number of their own above so many bits of their
-# sequence.
+# Above this many bits the sequence numbers of timers have a number that is the same for all timers
+# that one step of a task has made, and is theirs alone.
 cdef enum:
     STEP_BITS = 20
-# The address of no task; 0 stands for the callbacks of a turn.
+# An address that no task has, for the beginning of a turn; 0 stands for callbacks.
 cdef enum:
     NOBODY = 1
 
-# For so long the loop gives a thread time that it has called, and looks so often.
+# For how long, in real time, the loop waits for a thread that it has given work, and how often it
+# looks for the answer.
 cdef enum:
     THREAD_NS = 20 * 1000 * 1000
     THREAD_LOOK_US = 20
 
-# While the loop runs, it collects garbage after so many turns in which something runs; Python does
-# not, after so many new objects. So `__del__` comes at the same points of each run. Without the GIL
-# every collection looks at all objects.
+# While the loop runs, it collects garbage itself, after so many turns in which something ran, and
+# Python's own collection after so many new objects is off. So `__del__` comes at the same points of
+# each run. Without the GIL every collection looks at all objects.
 cdef int GARBAGE = 8192 if FREE_THREADED else 256
 
-# A program that waits for the clock without sleeping sees it go on by BUSY_S, some microseconds of
-# a processor's work: at each turn after so many at the same instant, and at each look at it after
-# so many in one turn.
+# A program may wait for the clock without sleeping. After BUSY_TURNS turns at the same instant,
+# each further turn advances the clock by BUSY_S, some microseconds of a processor's work. After
+# LOOKS looks at the clock in one turn, each further look does so, too.
 cdef double BUSY_S = 1e-5
 cdef enum:
     BUSY_TURNS = 100 * 1000
@@ -147,7 +148,7 @@ cdef class TestingCore(LoopCore):
         simulation_clear(&self.kernel)
 
     def _simulate(self, double start, bint shuffles, outside, int trace_fd):
-        """Begin. Called once, before the loop runs.
+        """Begin the simulation; called once, before the loop runs.
 
         *trace_fd*, if not -1, gets a line for each event.
         """
@@ -160,7 +161,7 @@ cdef class TestingCore(LoopCore):
         self.ring.trace.clock_ns = &self.kernel.clock_ns
         simulation_begin(&self.kernel, <softring*>self.ring.u.soft)
         files_of(self).reproducible = True
-        # One sleep, in which the clock can be advanced.
+        # There is one place to sleep, in which the clock can be advanced.
         self.sleeper.place = ALWAYS_IN_RING
 
     def _set_chances(self, chances, double stall):
@@ -171,7 +172,7 @@ cdef class TestingCore(LoopCore):
         self.stall = chance_of(stall)
 
     def reseed(self, seed):
-        """Begin again with the random numbers of *seed*, or let it choose: a random.Random."""
+        """Begin again with the random numbers of *seed*; a random.Random makes the choices."""
         self.choice_failed = None
         self.choices_ended = False
         if isinstance(seed, random.Random):
@@ -184,7 +185,7 @@ cdef class TestingCore(LoopCore):
             self.choices = None
 
     cdef int check_choices(self) except -1:
-        """Raise what the random.Random has raised: hypothesis may want no more of this run."""
+        """Raise what the random.Random has raised, by which hypothesis ends a run."""
         if self.choice_failed is not None:
             failed, self.choice_failed = self.choice_failed, None
             raise failed
@@ -197,9 +198,9 @@ cdef class TestingCore(LoopCore):
     def time(self):
         """Return the loop's clock in seconds.
 
-        It stands still while a callback runs, but for TICK_S: a real clock never shows the same
-        time twice, and a program may divide by the time that something has taken, or want to know
-        whether something was before.
+        It stands still while a callback runs, except that each call advances it by TICK_S. A real
+        clock never shows the same time twice, and a program may divide by the time that something
+        took, or compare two times to see which was first.
         """
         self.looks_at_clock += 1
         if self.looks_at_clock > LOOKS:
@@ -234,7 +235,7 @@ cdef class TestingCore(LoopCore):
         return 0
 
     cdef int move_to(self, double deadline) except -1:
-        # Behind the deadline, by the least: rounding must not make a wait look too short.
+        # Go past the deadline, by the least: rounding must not make a wait look too short.
         return self.set_clock(max(self.clock, nextafter(deadline, INFINITY)))
 
     cdef int trace_handle(self, str what, Handle handle) except -1:
@@ -246,7 +247,7 @@ cdef class TestingCore(LoopCore):
             now = self.kernel.clock_ns
             when = f"{now // second}.{now % second:09d}"
             line = f"{when} {what} {name_of(handle)}\n".encode()
-            # With the GIL: between here and the turn no thread may add a callback to it.
+            # Keep the GIL: no thread may add a callback to the turn before it begins.
             write(self.trace_fd, PyBytes_AS_STRING(line), PyBytes_GET_SIZE(line))
         return 0
 
@@ -308,7 +309,7 @@ cdef class TestingCore(LoopCore):
         return 0
 
     cdef int let_time_pass(self) except -1:
-        """Let the clock go on after many turns at the same instant: they wait for it."""
+        """Let the clock go on after many turns at one instant: the program waits for it."""
         self.looks_at_clock = 0
         if (self.clock - self.busy_at > SAME_NS * 1e-9
                 or self.ring.completions != self.completions):
@@ -348,7 +349,7 @@ cdef class TestingCore(LoopCore):
                 self.set_clock(self.clock + spun_s)
                 self.spun_at_ns = now
             return 0
-        # Else a thread has done its work, and ended, before it was looked at.
+        # If the inbox has something, a thread has answered, and ended, before it was looked at.
         if not self.inbox.has_new() and when < INFINITY:
             self.advance_to(when)
         return 0
@@ -433,10 +434,10 @@ cdef class TestingCore(LoopCore):
         return 0
 
     cdef int order_by_step(self, Py_ssize_t begin, Py_ssize_t end) except -1:
-        """Let due timers that one step of a task has made run by their deadlines.
+        """Let due timers that one step of a task has made run in the order of their deadlines.
 
-        The first one has the earliest, on every loop. Those that were given the same deadline may
-        still run in any order.
+        On every loop the earliest runs first. Those that were given the same deadline may still run
+        in any order.
         """
         cdef PyObject **due = self.timers.due
         cdef Py_ssize_t index
@@ -469,7 +470,7 @@ cdef class TestingCore(LoopCore):
             if self.has_nothing():
                 seconds, flows = self.outside.look(
                     self.idle_s(), self.next_deadline() - self.clock, self.activity())
-                # Last: a thread, or another loop, may have done its work before it was looked at.
+                # Look again: a thread, or a loop, may have answered before it was looked at.
                 idle = self.has_nothing()
         finally:
             if seconds <= 0:
@@ -506,7 +507,7 @@ cdef class TestingCore(LoopCore):
         finally:
             self.kernel.waiting = False
         if flows:
-            # Something outside takes real time: so does the program's waiting for it.
+            # What is outside takes real time, and so the program's wait for it takes as long.
             self.set_clock(self.clock + (uring_clock_ns() - began) * 1e-9)
         return 0
 
@@ -520,7 +521,7 @@ cdef class TestingCore(LoopCore):
             while nanoseconds(when) < disk:
                 when = nextafter(when, INFINITY)
         elif deadline != NO_DEADLINE:
-            # Not the rounded nanoseconds: no timer may find that it is early.
+            # Use the unrounded time: a timer that ran on rounded time could see that it was early.
             when = (<TimerHandle>self.timers.entries[0].timer).deadline
         return when if when < NEVER else INFINITY
 
@@ -544,7 +545,7 @@ cdef class TestingCore(LoopCore):
         return 0
 
     cdef int goes_on(self) except -1:
-        """It has something to do."""
+        """Note that the loop has something to do."""
         store_int(&self.turns_spun, 0)
         if self._rest_s:
             other_loops.goes_on(self)
@@ -596,8 +597,8 @@ cdef class TestingCore(LoopCore):
     def _let_thread_work(self, uintptr_t before):
         """Wait until another thread has called the loop, in real time and not for long.
 
-        *before*: what `_newest_call()` has returned before the thread got its work. What a thread
-        does at once then comes at the same point of each run.
+        *before* is what `_newest_call()` returned before the thread got its work. The answer of a
+        thread that works without waiting thus comes at the same point of each run.
         """
         cdef int64_t until = uring_clock_ns() + THREAD_NS
         while load_pointer(&self.inbox.newest) == before and uring_clock_ns() < until:
@@ -613,7 +614,7 @@ cdef class TestingCore(LoopCore):
         return ring_work(<softring*>self.ring.u.soft) == RING_WAITS
 
     def _end_with(self, uint64_t inode, int error):
-        """Let a socket fail with *error* where it would with ECONNRESET, once."""
+        """Let a socket fail once with *error* where it would fail with ECONNRESET."""
         if simulation_end_with(&self.kernel, inode, error) < 0:
             raise MemoryError
 

@@ -1,8 +1,8 @@
 """Datagrams between the endpoints of one loop for tests: they pass the network, not the kernel.
 
-UDP over loopback hands a datagram over at once, but not always; and it loses none. A datagram to
+UDP over loopback hands most datagrams over at once, but not all, and loses none. A datagram to
 another endpoint of the same loop is delivered by the loop, after the delays of the route and the
-faults. One to anybody else, or that the kernel would refuse, goes through the kernel.
+faults. A datagram to anybody else, or one that the kernel would refuse, goes through the kernel.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ class Datagrams:
             self.endpoints.add(endpoint)
 
     def silent(self) -> set[int]:
-        """Return the descriptors of endpoints that nobody outside answers: they have not asked."""
+        """Return the descriptors of endpoints that have asked nobody outside: none will answer."""
         return {known.fd() for known in self.endpoints if not known.has_asked}
 
     def resolved(self, address: Any) -> Any:
-        """Return *address* with that of a host of the network in the place of its name."""
+        """Return *address* with the name of a host of the network replaced by its address."""
         if isinstance(address, tuple) and address and self.loop is not None:
             network = self.loop.network
             if network.knows(address[0]) or address[0] == LOCALHOST:
@@ -114,7 +114,7 @@ class Datagrams:
     def carry(self, sender: Endpoint, data: bytes | bytearray | memoryview, addr: Any) -> bool:
         """Carry a datagram to an endpoint of the loop; return False if it is for the kernel.
 
-        Raises the OSError of ENOBUFS.
+        Raises OSError with ENOBUFS if that fault happens.
         """
         if self.loop is None or sender.family not in EVERY_ADDRESS:
             return False
@@ -171,11 +171,11 @@ class Datagrams:
             if delay:
                 loop.call_later(delay, target._receive, data, source)
             else:
-                # In the order of the calls: a loopback does not reorder.
+                # Keep the order of the calls, as a loopback interface does.
                 loop.call_soon(target._receive, data, source)
 
     def occupy(self, hosts: tuple[str, str], seconds: float) -> float:
-        """Use the way between two hosts for so long; return how long from now it is used."""
+        """Occupy the way between two hosts for *seconds*; return after what time it is free."""
         now = self.loop.time()
         self.free_at[hosts] = max(self.free_at.get(hosts, now), now) + seconds
         return self.free_at[hosts] - now
@@ -190,7 +190,7 @@ def is_plain(data: object) -> bool:
 
 
 def has_receiver(family: int, port: int) -> bool:
-    """Return whether a socket of this machine has that port of UDP."""
+    """Return whether a socket of this machine is bound to the UDP port *port*."""
     for name in ("udp", "udp6") if family == socket.AF_INET else ("udp6",):
         with contextlib.suppress(OSError):
             lines = proc.read(f"/proc/net/{name}").splitlines()[1:]

@@ -9,21 +9,22 @@ import dataclasses
 class Faults:
     """The probability of each kind of fault, 0 to 1, at every opportunity.
 
-    A correct program does not notice the first group: a kernel does each of these, seldom.
+    A correct program does not notice the first group: kernels do each of these, though rarely.
     """
 
     # An event of a descriptor is reported later than it could be.
     late: float = 0.0
-    # A send or receive, a read or write of a file transfers fewer bytes than it could, at least
-    # one; half of them at most seven.
+    # A send or receive, or a read or write of a file, transfers fewer bytes than it could: at least
+    # one, and in half of the cases at most seven.
     short: float = 0.0
     # The process gets no processor for a while: the clock advances by up to 17 s.
     stall: float = 0.0
-    # Events are reported in another order than they have come.
+    # Events are reported in a different order from that in which they came.
     reordered: float = 0.0
-    # What only this package's own code sees: no receive buffer is free, a multishot operation ends,
-    # the completion queue is full, a wait is interrupted, an enter is refused, a cancelled
-    # operation goes on for a while, a receive misses the end of a connection that comes with bytes.
+    # Faults that only this package's own code sees, in the order of the fields: no receive buffer
+    # is free, a multishot operation ends, the completion queue is full, a wait is interrupted, an
+    # enter is refused, a cancelled operation goes on for a while, a receive misses the end of a
+    # connection that comes with bytes.
     starved: float = 0.0
     ended: float = 0.0
     overflow: float = 0.0
@@ -42,14 +43,15 @@ class Faults:
     refused: float = 0.0
     slow_connect: float = 0.0
     # A connection dies with a piece of data, and nobody is told: nothing arrives any more. A send
-    # fails with ETIMEDOUT after a quarter of an hour, or when TCP_USER_TIMEOUT or keep-alive says.
+    # fails with ETIMEDOUT after a quarter of an hour, or when TCP_USER_TIMEOUT or keep-alive ends
+    # the connection.
     half_open: float = 0.0
     # A datagram to one of the program's own endpoints is lost, or arrives twice; or its sender gets
     # ENOBUFS.
     lost: float = 0.0
     doubled: float = 0.0
     no_buffers: float = 0.0
-    # A name is not resolved: EAI_AGAIN; or it takes up to 5 s.
+    # A name is not resolved (EAI_AGAIN), or only after up to 5 s.
     no_name: float = 0.0
     slow_name: float = 0.0
     # A send or receive fails with ECONNRESET.
@@ -58,8 +60,8 @@ class Faults:
     no_memory: float = 0.0
     # accept(2) fails with EMFILE.
     no_files: float = 0.0
-    # On a disk: what writes fails with ENOSPC; a read, a write or an fsync fails with EIO; an
-    # operation takes up to 2 s.
+    # On a disk, an operation that needs space fails with ENOSPC; a read, a write or an fsync fails
+    # with EIO; an operation takes up to 2 s.
     no_space: float = 0.0
     bad_disk: float = 0.0
     slow_disk: float = 0.0

@@ -41,7 +41,7 @@ DELAY_MAX_S = 0.5
 SPLIT_MAX = 64
 # The longest time in which a name is resolved after all.
 SLOW_NAME_MAX_S = 5.0
-# A pool of threads is shut down no later than that, in real time.
+# For how long, in real time, the shutdown of a pool of threads is put off at most.
 LATE_MAX_S = 1.0
 # The faults that happen in this package's Python, not in the ring or the compiled part.
 HERE = tuple(
@@ -61,10 +61,10 @@ def is_name(host: object) -> bool:
 
 
 class Task(asyncio.Task[Any]):
-    """A task with its number as its hash: sets of tasks have the same order in each run."""
+    """A task whose hash is its number, so that sets of tasks have the same order in each run."""
 
     def __init__(self, number: int, coroutine: Any, **options: Any) -> None:
-        # First: the task is put into a set while it is made.
+        # Set it first: asyncio puts the task into a set while it is made.
         self._number = number
         super().__init__(coroutine, **options)
 
@@ -72,7 +72,7 @@ class Task(asyncio.Task[Any]):
         return self._number
 
 
-# For repr(): the class is asyncio's, but for its hash.
+# repr() shows asyncio's name, as only the hash differs from asyncio's class.
 Task.__module__ = "asyncio"
 
 
@@ -83,7 +83,7 @@ def call_after(begin: threading.Lock, func: Callable[..., T], *args: Any) -> T:
 
 
 class LatePool:
-    """Stands for *pool* when it is shut down: that begins once *begin* is released."""
+    """Stands in for *pool*, whose shutdown begins only once *begin* is released."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self.pool = pool
@@ -92,7 +92,7 @@ class LatePool:
 
     def shutdown(self, wait: bool = True) -> None:
         if wait:
-            # Not for ever: the loop may have been stopped before it could release the lock.
+            # Do not wait for ever: the loop may stop before it releases the lock.
             self.begin.acquire(timeout=LATE_MAX_S)
         self.pool.shutdown(wait)
 
@@ -110,8 +110,8 @@ def total_elapsed() -> float:
 class Loop(TestingCore, uringloop.loop.Loop):
     """A loop for tests: virtual time, and an order of callbacks that *seed* chooses.
 
-    *seed*: a number; or a random.Random, from which each choice is taken by randrange(). In its
-    place hypothesis gives one that it can shrink: 0 is what happens on an ordinary loop.
+    *seed*: a number, or a random.Random whose randrange() makes each choice. hypothesis can supply
+    one that it shrinks: 0 stands for what happens on an ordinary loop.
 
     `time()` stands still while anything can run, and jumps to the next deadline when nothing can.
     While something outside works (a child, a thread, another program that was asked), it advances
@@ -133,8 +133,8 @@ class Loop(TestingCore, uringloop.loop.Loop):
     The same seed gives the same lines.
     """
 
-    # The clock of a new loop. Not 0: a program that takes 0 for "never" would differ from what it
-    # does on a machine, whose clock counts from its start.
+    # The clock of a new loop. With 0, a program that takes 0 for "never" would do something else
+    # than on a real machine, whose clock counts from its start.
     START_S = 1000.0
 
     def __init__(
@@ -154,7 +154,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
             raise TypeError(f"seed must be an int or a random.Random, not {seed!r}")
         if not isinstance(faults, (Faults, types.NoneType)):
             raise TypeError(f"faults must be a testing.Faults, not {faults!r}")
-        # As an absolute path: "1" is the name of a file here.
+        # An absolute path, because "1" is the name of a file here.
         trace_fd = -1 if trace is None else tracing.output(os.path.abspath(trace))
         super().__init__(backend="soft", warn_fallback=False, nestable=False, stall_ms=0)
         limit = math.inf if time_limit is None else time_limit
@@ -177,7 +177,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
         self._check_closed()
         self._newest_task += 1
         if options.get("name") is None:
-            # asyncio's numbers go on from one loop to the next, and so from run to run.
+            # asyncio's numbers go on from one loop to the next, and would differ in each run.
             options["name"] = f"Task-{self._newest_task}"
         task = Task(self._newest_task, coro, loop=self, **options)
         if task._source_traceback:  # type: ignore[attr-defined]
@@ -200,7 +200,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
         begin = threading.Lock()
         with begin:
             if type(pool) is ThreadPoolExecutor:
-                # Its answer is waited for before the thread begins, and not by chance after it.
+                # The thread begins only when its answer is waited for, not by chance before.
                 args, func = (begin, func, *args), call_after
             future = super().run_in_executor(executor, func, *args)
         self._outside.calls += 1
@@ -214,7 +214,8 @@ class Loop(TestingCore, uringloop.loop.Loop):
         if type(pool) is ThreadPoolExecutor:
             late = LatePool(pool)
             self._executor.pool = late  # type: ignore[assignment]
-            # In the next turn: by then the coroutine waits for the thread that joins the others.
+            # Release the lock in the next turn. By then this coroutine waits for the thread that
+            # joins the pool's, and its answer comes at the same point of each run.
             self.call_soon(self._let_pool_end, late)
         await super().shutdown_default_executor(timeout)
 
@@ -253,11 +254,11 @@ class Loop(TestingCore, uringloop.loop.Loop):
             host = self.network.address(host)
         elif host not in (None, "", LOCALHOST):
             return await super().getaddrinfo(host, *args, **options)
-        # At once: a thread would take time.
+        # Resolve the name at once: a thread would take time.
         return socket.getaddrinfo(host, *args, **options)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        # A class of the program's own keeps its socket.
+        # A socket of a class of the program's own stays as it is.
         is_plain = type(sock) in (socket.socket, VirtualSocket) and sock.type == socket.SOCK_STREAM
         if is_plain and not self._kernel_sockets:
             if self.get_debug():
@@ -283,7 +284,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
         is_internet = options.get("family", 0) in (0, socket.AF_INET) and ":" not in str(wanted[0])
         is_chosen = bool(local_addr or options.get("sock"))
         if host and is_internet and not is_chosen and (remote_addr or options.get("family")):
-            # Else connect(2) would call the socket by the address of localhost.
+            # Otherwise connect(2) would bind the socket to the address of localhost.
             local_addr = (host, 0)
         return await super().create_datagram_endpoint(
             protocol_factory, local_addr, remote_addr, **options
@@ -315,7 +316,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
     def happens(self, kind: str) -> bool:
         """Return whether a fault happens now, and count it."""
         chance = self._faults.chance(kind)
-        # 0 is a number with which nothing happens; see simulation_random_below().
+        # With the random number 0 nothing must happen: see simulation_random_below().
         if not chance or 1 - self.random() > chance:
             return False
         self._happened[kind] += 1
@@ -341,14 +342,14 @@ class Loop(TestingCore, uringloop.loop.Loop):
             self.connections.forget()
         if was_open:
             _closed_s += self.elapsed()
-        # They refer to the loop, which is freed by its last reference.
+        # Drop what refers back to the loop, so that its last reference frees it.
         self._outside.forget()
         self.connections.loop = self.datagrams.loop = None  # type: ignore[assignment]
 
     def faults_happened(self) -> dict[str, int]:
         """Return how often each kind of fault has happened."""
         happened = self._faults_happened() | {kind: self._happened[kind] for kind in HERE}
-        # Of the connections that this module accepts, and of other programs'.
+        # Connections within the loop are counted here, those of other programs by the ring.
         happened["no_files"] += self._happened["no_files"]
         return happened
 

@@ -14,7 +14,7 @@ from uringloop.testing.weak_list import WeakList
 
 # Hosts have addresses of the loopback network, which every machine has.
 FIRST_ADDRESS = 127 << 24 | 77 << 16 | 1
-# The host of everything that no host was named for.
+# The host of every address that does not belong to a named host.
 LOCALHOST = "localhost"
 
 _current: contextvars.ContextVar[str] = contextvars.ContextVar("uringloop.testing.host")
@@ -80,7 +80,7 @@ class Network:
     # ── hosts ────────────────────────────────────────────────────────────────────────────────
 
     def address(self, name: str) -> str:
-        """Return the address of the host *name*, which is made by its first mention."""
+        """Return the address of the host *name*, which its first mention creates."""
         if name == LOCALHOST:
             return "127.0.0.1"
         if name not in self._addresses:
@@ -147,8 +147,8 @@ class Network:
     def kill(self, one: str, other: str) -> None:
         """Let the connections between two hosts die, without a word to either end.
 
-        So does a router that forgets them, or a machine without power. A send fails with ETIMEDOUT
-        after a quarter of an hour. Later connections are not concerned.
+        A router that forgets them does so, or a machine that loses its power. A send fails with
+        ETIMEDOUT after a quarter of an hour. Later connections are not affected.
         """
         for connection in self._between(one, other):
             connection.die()

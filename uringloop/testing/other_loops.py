@@ -1,9 +1,9 @@
 """The loops for tests that run in this process, each in its thread and with its own clock.
 
-Loops of which one has called another, by call_soon_threadsafe(), are partners: time is common to
-them. One goes on to its next deadline only when none of its partners has anything to do before
-then, and takes their clocks with it. A loop without a deadline waits for every other loop that may
-still call it.
+Once a loop has called another one by call_soon_threadsafe(), the two are partners and share the
+time: a loop goes on to its next deadline only when none of its partners has anything to do before
+then, and their clocks advance with its own. A loop without a deadline waits for every other loop
+that may still call it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from uringloop.testing.core import TestingCore
 
-# By the native numbers of their threads.
+# The loops that run, by the native numbers of their threads.
 running: dict[int, TestingCore] = {}
-# Guards `running`, and what a loop's thread tells others: _partners, _rest_s and _owed_s. A signal
-# handler, or __del__, may call a loop while its thread holds it.
+# Guards `running`, and what a loop's thread tells others: _partners, _rest_s and _owed_s. It is
+# reentrant, because a signal handler, or __del__, may call a loop while its thread holds the lock.
 lock = threading.RLock()
 
 
 def began(thread: int, loop: TestingCore) -> TestingCore | None:
-    """Note that *loop* runs in a thread, and return the one that did."""
+    """Note that *loop* runs in a thread, and return the loop that ran there before."""
     with lock:
         before = running.get(thread)
         running[thread] = loop
@@ -42,7 +42,7 @@ def ended(thread: int, before: TestingCore | None) -> None:
 
 
 def forget() -> None:
-    """In a forked child: the other threads do not exist, and one may have held the lock."""
+    """Forget the parent's threads in a forked child; one of them may have held the lock."""
     global lock
     running.clear()
     lock = threading.RLock()
@@ -63,9 +63,9 @@ def called(loop: TestingCore) -> None:
 def settle(loop: TestingCore, rest_s: float, left_out: dict[int, TestingCore]) -> tuple[bool, bool]:
     """Return whether *loop* must wait for others, and whether its clock goes on meanwhile.
 
-    It has nothing to do before *rest_s* seconds of its time, or for ever. *left_out* are the loops
-    that had nothing to do, either, when it looked at the threads; of all others it knows that they
-    are blocked in a callback.
+    *loop* has nothing to do for *rest_s* seconds of its time, which may be for ever. *left_out* are
+    the loops that had nothing to do either when it looked at the threads. All other loops are
+    known to be blocked in a callback.
     """
     with lock:
         loop._rest_s = rest_s
@@ -84,7 +84,7 @@ def concerns(loop: TestingCore, other: TestingCore, rest_s: float) -> bool:
 
 
 def share(loop: TestingCore, seconds: float) -> None:
-    """The clock of *loop* goes on by so many seconds: so do its partners'."""
+    """Let the clocks of the partners of *loop* go on by *seconds*, as its own does."""
     with lock:
         for other in running.values():
             if other in loop._partners:

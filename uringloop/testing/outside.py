@@ -1,6 +1,6 @@
 """What may still come to an idle loop from outside: threads, files, children, other programs.
 
-The clock of a loop for tests may jump only when nothing can come. What can is of three kinds:
+The clock of a loop for tests may jump only when nothing can come. What can come is of three kinds:
 
 - Something that is under way within this process and ends by itself: an operation of a file, or
   bytes on a TCP connection whose ends are both here. The loop waits for it, and the clock stands
@@ -9,9 +9,9 @@ The clock of a loop for tests may jump only when nothing can come. What can is o
   has been asked. The loop waits in real time, and its clock advances with it: timeouts work.
 - Something that may or may not speak: a connection to another program that was not asked, a
   terminal, a thread that serves others. After each activity, of the loop or of that thread, the
-  loop waits for QUIET_S, and then takes it that nothing comes.
+  loop waits for QUIET_S, and then assumes that nothing comes.
 
-What was there before the loop, a thread that has not moved since or a child, is not the program's.
+A child that was there before the loop, or a thread that has not moved since, is not the program's.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 QUIET_S = 0.02
 # A thread that serves others, and that the loop has asked, has begun to run by then.
 ASKED_S = 0.001
-# A program that was asked by other means than TCP, where nothing tells whether it has answered, has
-# answered by then.
+# A program that was asked by other means than TCP has answered by then; nothing tells whether it
+# has.
 ANSWER_S = 1.0
 # What is under way on a connection of this process has come by then, or never will.
 STUCK_S = 1.0
@@ -43,7 +43,7 @@ LOOK_MAX_S = 0.02
 
 
 def now() -> float:
-    """Return the real time. Not time.monotonic(): tests may freeze it, as freezegun does."""
+    """Return the real time, even if tests freeze time.monotonic(), as freezegun does."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -55,8 +55,8 @@ def pause_after(idle_s: float) -> float:
 def may_answer(pids: set[int | None], waits: list[tuple[int, int]]) -> bool:
     """Return whether children may write to what the loop waits for.
 
-    Both ends of such a pipe or pair are in this process, and a child has one of them, too. The ends
-    of a pipe have one name for the kernel, those of a pair do not.
+    Both ends of such a pipe or pair are in this process, and a child has one of them, too. The
+    kernel gives both ends of a pipe the same name, but not those of a pair.
     """
     own = [fd for fd, _ in watched(waits) if is_own(fd)]
     names = {kind_of(fd) for fd in own}
@@ -86,9 +86,9 @@ class Outside:
     def look(self, idle_s: float, rest_s: float, activity: int) -> tuple[float, bool]:
         """Return how long to wait, in seconds of real time, and whether the clock goes on.
 
-        *idle_s* is for how long nothing has happened, in real time; *rest_s* how far away the next
-        deadline is, in the loop's; *activity* differs after anything was sent, submitted or
-        received. (0, False): nothing can come.
+        *idle_s* is for how long nothing has happened, in real time; *rest_s* is how far away the
+        next deadline is, in the loop's time; *activity* differs after anything was sent, submitted
+        or received. (0, False) means that nothing can come.
         """
         wait_s, flows = self.look_around(idle_s, activity)
         if wait_s > 0:
@@ -99,7 +99,7 @@ class Outside:
         return wait_s, flows
 
     def look_around(self, idle_s: float, activity: int) -> tuple[float, bool]:
-        """Do what look() does, but for the loops of other threads."""
+        """Do what look() does, except that the loops of other threads do not count."""
         if activity != self.activity:
             self.activity = activity
             self.active_at = now()
@@ -134,14 +134,14 @@ class Outside:
             return True
         if self.calls and threads is not ThreadState.BLOCKED:
             return True
-        # A signal that is due later is a watchdog's, and so is one from before the loop, as
-        # pytest-timeout's.
+        # A signal that is due later is a watchdog's. So is one that was set before the loop was
+        # made, such as pytest-timeout's.
         if not self.had_alarm and 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= WATCHDOG_S:
             return True
         found = children.running() - self.older_children - children.helpers()
         if not self.calls:
-            # Those of a pool wait for calls; those that can answer at a descriptor may work. They
-            # are the children of a fork server, if there is one.
+            # Processes of a pool wait for calls, but one that can answer at a descriptor may work.
+            # If there is a fork server, they are its children and not in `found`.
             started = {child.pid for child in multiprocessing.active_children()}
             if started and may_answer(started, waits):
                 return True
@@ -153,14 +153,14 @@ class Outside:
         self.loop = self.peers.loop = None  # type: ignore[assignment]
 
     def nothing_left(self) -> None:
-        """No timer is left, and nothing can come."""
+        """Raise DeadlockError: no timer is left, and nothing can come."""
         raise errors.DeadlockError(
             "the program can never go on: nothing can wake any of its tasks\n"
             + errors.describe_tasks(self.loop)
         )
 
     def check_limit(self, when: float) -> None:
-        """The clock is about to be *when*. Raises TimeLimitError."""
+        """Raise TimeLimitError if *when*, which the clock is about to be, is beyond the limit."""
         if when - self.start_s > self.time_limit:
             raise errors.TimeLimitError(
                 f"the clock would pass its limit of {self.time_limit:g} s\n"

@@ -1,8 +1,8 @@
 """Whom the sockets of a loop are connected to, and whether something is under way.
 
 Both ends of a TCP connection may be in this process: a test's client and its server. The kernel
-carries bytes between them at once, but not always before send(2) has returned. TCP_INFO tells: what
-one end has sent and the other has not received is under way.
+carries bytes between them at once, but not always before send(2) has returned. TCP_INFO tells
+what is under way: the bytes that one end has sent and the other has not received.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SYN_SENT = 2
 CLOSE_WAIT = 8
 LISTEN = 10
 
-# A server that speaks first has done so by then, in milliseconds after the connection was made.
+# A server that speaks first does so within so many milliseconds after the connection was made.
 GREETING_MS = 1000
 
 EPOLL = "anon_inode:[eventpoll]"
@@ -57,7 +57,7 @@ class Traffic(enum.IntEnum):
     """What may come to the sockets of a loop; the higher values outweigh the lower."""
 
     NONE = 0  # nothing
-    LATELY = 1  # another program may have been asked: nothing tells
+    LATELY = 1  # another program may have been asked; nothing tells whether it was
     OPEN = 2  # another program may or may not speak
     ASKED = 3  # another program has been asked
     UNDER_WAY = 4  # bytes between two sockets of this process
@@ -72,12 +72,12 @@ class Stream:
     received: int
     unsent: int
     backlog: int  # of a socket that listens: how many connections nobody has accepted
-    unused_ms: int  # since it has sent, or was connected
-    asked: bool  # it has sent since it has received, or in the same tick of the kernel's clock
+    unused_ms: int  # milliseconds since it last sent, or was connected
+    asked: bool  # it has sent since it last received, or in the same tick of the kernel's clock
 
 
 def stream_of(sock: socket.socket) -> Stream | None:
-    """Return the state of a TCP socket; None if the kernel does not tell."""
+    """Return the state of a TCP socket; None if unknown."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_SIZE)
     except OSError:
@@ -90,17 +90,17 @@ def stream_of(sock: socket.socket) -> Stream | None:
     (unsent,) = struct.unpack_from("I", info, NOT_SENT)
     (last_sent,) = struct.unpack_from("I", info, LAST_DATA_SENT)
     (last_received,) = struct.unpack_from("I", info, LAST_DATA_RECEIVED)
-    # Milliseconds ago.
+    # Both are milliseconds ago, so the smaller one is the later event.
     asked = sent > 0 and (last_sent <= last_received or not received)
     return Stream(info[STATE], sent - again, received, unsent, backlog, last_sent, asked)
 
 
 @contextlib.contextmanager
 def borrowed(fd: int) -> Iterator[socket.socket]:
-    """Give a socket object for a descriptor that belongs to somebody else."""
+    """Yield a socket object for a descriptor that belongs to somebody else."""
     default = socket.getdefaulttimeout()
     if default is not None:
-        # It would make the descriptor non-blocking.
+        # A default timeout would make the descriptor non-blocking.
         socket.setdefaulttimeout(None)
     try:
         sock = socket.socket(fileno=fd)
@@ -123,7 +123,7 @@ def names_of(fd: int) -> tuple[object, object] | None:
 
 
 def backlog_at(fd: int) -> tuple[str, int] | None:
-    """Return where a TCP socket listens that has connections to accept; None for any other."""
+    """Return the address of a TCP socket that has connections to accept; None for any other."""
     try:
         with borrowed(fd) as sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6):
@@ -176,7 +176,7 @@ def is_socket(fd: int) -> bool:
 
 
 def watched(waits: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield *waits*; in the place of an epoll instance, what it watches."""
+    """Yield *waits*, with what it watches in place of each epoll instance."""
     for fd, events in waits:
         if kind_of(fd) == EPOLL:
             yield from watched(members_of(fd))
@@ -191,7 +191,8 @@ def members_of(fd: int) -> list[tuple[int, int]]:
     except OSError:
         return []
     found = re.findall(r"^tfd:\s*(\d+)\s+events:\s*([0-9a-f]+)", text, re.MULTILINE)
-    # One that is disarmed has no event, but the flags of epoll. Its own number would not end.
+    # A descriptor that is disarmed has flags of epoll, but no event. The instance's own number
+    # would make the recursion endless.
     return [
         (int(number), int(mask, 16) & ALL_EVENTS)
         for number, mask in found
@@ -300,7 +301,7 @@ class Peers:
             return self.traffic_of_datagrams(sock)
 
     def traffic_of_unix(self, sock: socket.socket) -> Traffic:
-        """The kernel hands bytes over before send(2) returns: nothing is ever under way."""
+        """Return what may come. No bytes are under way: send(2) returns after handing them over."""
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return Traffic.NONE
         return Traffic.NONE if has_own_peer(sock) else Traffic.LATELY
@@ -326,7 +327,7 @@ class Peers:
         except OSError:
             return Traffic.NONE
         if receives and unread_bytes(sock):
-            # They have been reported: the program does not want them now.
+            # These bytes have been reported: the program does not want them now.
             return Traffic.NONE
         other = self.find(peer, name)
         if other is None:
@@ -334,14 +335,14 @@ class Peers:
                 # This process has not accepted the connection.
                 return Traffic.NONE
             if not receives:
-                # The other program makes room.
+                # The loop waits until the other program makes room.
                 return Traffic.ASKED
             if not here.sent and not here.received:
                 # A server may speak first.
                 return Traffic.ASKED if here.unused_ms < GREETING_MS else Traffic.OPEN
             if self.is_asked(fd, here):
                 return Traffic.ASKED
-            # What came last may have been TLS's own: tickets come behind the handshake.
+            # What came last may have been TLS's own: tickets come after the handshake.
             return Traffic.LATELY if self.loop._is_encrypted(fd) else Traffic.OPEN
         try:
             with borrowed(other) as target:
@@ -352,10 +353,10 @@ class Peers:
             return Traffic.UNDER_WAY
         if there is None:
             return Traffic.NONE
-        # A thread may have the other end: what it was asked has reached it when it has arrived.
+        # If a thread has the other end, a question has reached it once its bytes have arrived.
         under_way = here.sent > there.received or (receives and is_under_way(there, here))
         if not receives:
-            # All has been taken, and the kernel says so some milliseconds later.
+            # The other end has taken all; the kernel acknowledges that some milliseconds later.
             under_way |= not unread and unacknowledged_bytes(sock) > 0
         return Traffic.UNDER_WAY if under_way else Traffic.NONE
 

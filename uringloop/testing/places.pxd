@@ -5,9 +5,9 @@ from uringloop._turn.handles cimport Handle
 
 # Where the seed may put a handle, in relation to those that were scheduled before it.
 cdef enum Place:
-    FIXED       # behind all of them, and before all later ones: a callback
-    BEHIND      # behind all of them: a task that has yielded by sleep(0)
-    ANYWHERE    # behind the callbacks: a task that was woken, or has not begun
+    FIXED       # after all of them, and before all later ones: a callback
+    BEHIND      # after all of them: a task that has yielded by sleep(0)
+    ANYWHERE    # after the callbacks: a task that was woken, or has not begun
 
 
 cdef str name_of(Handle handle)

@@ -48,7 +48,8 @@ cdef Place place_of(Handle handle, set seen) except *:
         if id(owner) in seen:
             return BEHIND
         seen.add(id(owner))
-    # asyncio passes the future that has woken a task; and a coroutine that has not begun is new.
+    # asyncio passes a woken task the future that has woken it. A task whose coroutine has not begun
+    # is new.
     if handle.single or (type(handle.args) is tuple and len(<tuple>handle.args) == 1):
         return ANYWHERE
     return BEHIND if getattr(owner.get_coro(), "cr_suspended", True) else ANYWHERE

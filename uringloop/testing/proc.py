@@ -1,8 +1,8 @@
 """Reads what the kernel tells in /proc.
 
-By functions of the module posix: tests may replace those of `os`, and methods of files, by such
-that refuse to block a running loop, as blockbuster does. What the loop itself reads is no call of
-the program's.
+It calls functions of the module posix. Tests may replace those of `os`, and methods of files, by
+functions that refuse to block a running loop, as blockbuster does; they must not refuse what the
+loop itself reads.
 """
 
 from __future__ import annotations

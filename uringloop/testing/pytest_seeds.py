@@ -25,7 +25,7 @@ NAME = "uringloop-seeds"
 MARKER = "uringloop_seeds"
 # The fixture with the seed of a run.
 FIXTURE = "uringloop_seed"
-# Of a report: how many seeds, seconds of virtual and of real time.
+# The property of a report that has the number of seeds, and the seconds of virtual and real time.
 PROPERTY = "uringloop-seeds"
 
 # How pytest begins the report of a strict xfail that has passed.
@@ -65,7 +65,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def check(marker: pytest.Mark, item: pytest.Item) -> None:
-    """Raise UsageError for arguments of the marker that mean nothing."""
+    """Raise UsageError for invalid arguments of the marker."""
     count = marker.args[0] if marker.args else marker.kwargs.get("count")
     is_count = count is None or (isinstance(count, int) and count > 0)
     if not is_count or len(marker.args) > 1 or (marker.args and "count" in marker.kwargs):
@@ -92,7 +92,7 @@ def run_once(
 ) -> list[pytest.TestReport]:
     """Run a test like pytest's runtestprotocol(), and keep the fixtures of wider scopes.
 
-    They are kept for the next run: until one fails, or is the last.
+    They are kept for the next run, unless this one fails or is the last.
     """
     function: Any = item
     # What earlier runs have printed is not this one's.
@@ -103,7 +103,7 @@ def run_once(
     if reports[0].passed and not item.config.getoption("setuponly", False):
         reports.append(call_and_report(item, "call", log=False))
     passed = all(map(has_passed, reports))
-    # pytest keeps what the next item needs: here, one with the same parents.
+    # pytest keeps the fixtures that the next item needs, so name one with the same parents.
     following = copy.copy(item) if passed and not is_last else nextitem
     reports.append(call_and_report(item, "teardown", log=False, nextitem=following))
     function._request = False
@@ -116,7 +116,7 @@ def run_once(
 
 
 def has_passed(report: pytest.TestReport) -> bool:
-    """Return whether the next seed is to run: a strict xfail may still fail then."""
+    """Return whether the next seed is to run: with it a strict xfail may still fail."""
     return report.passed or str(report.longrepr).startswith(XPASS_STRICT)
 
 

@@ -21,7 +21,7 @@ class Run:
 
     seed: int
     options: dict[str, Any]  # of the loops
-    loops: int = 0  # that it has made
+    loops: int = 0  # how many it has made
     real_s: float = 0.0
     virtual_s: float = 0.0  # how far the clocks of all loops have advanced
 
@@ -43,7 +43,7 @@ def current_seed() -> int:
 def new_loop() -> Loop:
     """Return a new loop for the test that runs with a seed."""
     assert _current is not None
-    # A test that makes several loops: each has a sequence of its own.
+    # If a test makes several loops, each has a sequence of its own.
     loop = Loop(_current.seed + (_current.loops << 32), **_current.options)
     _current.loops += 1
     _loops.add(loop)
@@ -79,7 +79,7 @@ def run(seed: int, options: dict[str, Any]) -> Iterator[Run]:
     global _current
     before, state = _current, random.getstate()
     gc.collect()
-    # Loops of a wider scope than the test's: each test begins with its own numbers.
+    # On loops of a wider scope than the test's, too, each test begins with its own numbers.
     began_at = total_elapsed()
     begin_again(seed, options.get("faults"))
     _current = made = Run(seed, options)

@@ -31,7 +31,7 @@ class Servers:
     def find(self, family: int, address: Any) -> tuple[Listener, Any] | None:
         """Return who listens at *address*, and the socket; None if nobody does."""
         found: tuple[Listener, Any] | None = None
-        # The newest first: it has taken the place of others at a path.
+        # Look at the newest first: at a path it has taken the place of others.
         for server in reversed(list(self._known)):
             if not server.is_serving():
                 continue
@@ -50,7 +50,7 @@ def exists(path: str | bytes) -> bool:
     if path[:1] in ("\0", b"\0"):
         return True
     try:
-        # Not os.path.exists(): see proc.py.
+        # Tests may replace os.path.exists(): see proc.py.
         posix.stat(path)
     except OSError:
         return False
@@ -63,7 +63,7 @@ def takes_both(sock: Any) -> bool:
 
 
 def is_reached(sock: Any, name: Any, address: Any, family: int) -> bool:
-    """Return whether a connection to *address* reaches *sock*, which listens, called *name*."""
+    """Return whether a connection to *address* reaches *sock*, which listens at *name*."""
     if family not in EVERY_ADDRESS:
         return sock.family == family and os.fsencode(name) == os.fsencode(address) and exists(name)
     if sock.family != family:

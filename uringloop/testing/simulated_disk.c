@@ -11,7 +11,7 @@
 #include "_softring/state.h"
 #include "_softring/threads.h"
 
-/* An operation of a slow disk takes so long, doubled less than SLOW_DOUBLINGS times: at most
+/* An operation of a slow disk takes SLOW_MIN_NS, doubled fewer than SLOW_DOUBLINGS times: at most
  * 2 s. */
 #define SLOW_MIN_NS 1000000
 #define SLOW_DOUBLINGS 12
@@ -77,14 +77,14 @@ static void perform_all(soft_request *request) {
         request->res = broken          ? -ECANCELED
                        : note->failure ? note->failure
                                        : uring_perform_here(&request->sqe);
-        /* Only for linked requests: the vectors of a single one may have been freed by now. */
+        /* Look at linked requests only: the vectors of a single one may have been freed by now. */
         broken = request->linked != NULL &&
                  (request->res < 0 ||
                   (size_t)request->res < soft_bytes_asked(request) + note->left_out);
     }
 }
 
-/* Returns for how many nanoseconds of the simulation's clock an operation takes longer. */
+/* Returns how many nanoseconds longer an operation takes, on the simulation's clock. */
 static int64_t delay_of(simulation *kernel) {
     if (!simulation_decide(kernel, FAULT_SLOW_DISK))
         return 0;

@@ -13,7 +13,7 @@
 #include "_softring/sockets.h"
 #include "_softring/state.h"
 
-/* Descriptors beyond the one that has received for which the table of bytes gets room. */
+/* For how many descriptors, from the one that has received on, the table of bytes gets room. */
 #define BYTES_ROOM 64
 
 /* Returns -ECONNRESET or -ENOMEM if a send or receive is to fail, otherwise 0. */
@@ -25,8 +25,9 @@ static int failure_of(simulation *kernel) {
 
 /* ── the ends of connections ────────────────────────────────────────────────────────────────── */
 
-/* Returns whether the connection has an end of a kind that kernels miss: of TCP a reset, which the
- * kernel does not count among what is left, as it does a FIN; of UNIX sockets any. */
+/* Returns whether the connection has ended in a way that kernels miss. On TCP that is a reset, as
+ * the kernel counts a FIN among the bytes that are left, but not a reset. On a UNIX socket it is
+ * any end. */
 static bool has_ended(int fd) {
     struct pollfd look = {.fd = fd, .events = POLLRDHUP};
     int domain = 0;
@@ -38,8 +39,8 @@ static bool has_ended(int fd) {
 }
 
 /* Returns whether a multishot receive has missed the end of its connection. From Linux 6.5 on, one
- * that begins its wait while bytes and the end are there receives the bytes, and waits on. 6.12.117
- * does that in a later wake-up, too. */
+ * that begins its wait while bytes and the end are there receives the bytes, and goes on waiting.
+ * 6.12.117 does that in a later wake-up, too. */
 static bool is_deaf(soft_request *request) {
     simulation_note *note = simulation_note_of(request);
     int size = 0;
@@ -79,7 +80,7 @@ static simulation_ending **find_ending(simulation *kernel, int fd, ssize_t res) 
     return NULL;
 }
 
-/* A receive that gets an ending is the last one to get it. */
+/* Returns the result of a receive. A receive that gets an ending is the last one to get it. */
 int simulated_ended_by(void *owner, int fd, int res) {
     simulation_ending **place = find_ending(owner, fd, res), *ending;
 
@@ -112,7 +113,7 @@ static simulation_bytes *bytes_place(simulation *kernel, int fd) {
 /* Notes what a TCP socket had sent when it received: TCP_INFO has the times of both in ticks of the
  * kernel's clock, and most answers come within the same tick. */
 static void note_bytes(simulation *kernel, int fd) {
-    /* Of struct tcp_info in linux/tcp.h; older headers have less of it. */
+    /* Offsets in struct tcp_info of linux/tcp.h, of which older headers have less. */
     enum { RECEIVED = 128, SENT = 200, SENT_AGAIN = 208, SIZE = 216 };
     char info[SIZE];
     socklen_t size = SIZE;
@@ -183,7 +184,7 @@ ssize_t simulated_send(void *owner, const struct io_uring_sqe *sqe, const struct
     simulation_ending **place;
     ssize_t res = 0;
 
-    /* Only with MSG_WAITALL: a datagram cannot be sent in part. */
+    /* Disturb only a send with MSG_WAITALL: a datagram cannot be sent in part. */
     if (sqe->msg_flags & MSG_WAITALL)
         res = simulation_decide(owner, FAULT_LATE) ? -EAGAIN : send_some(owner, sqe, message, sent);
     if (res != 0)

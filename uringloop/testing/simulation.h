@@ -82,10 +82,10 @@ void simulation_clear(simulation *kernel);
  * for what happens without a simulation: hypothesis tries to make them small. */
 uint64_t simulation_random_below(simulation *kernel, uint64_t limit);
 
-/* Returns whether what has the probability *chance*, of SIMULATION_ALWAYS, happens now. */
+/* Returns whether something of probability *chance* / SIMULATION_ALWAYS happens now. */
 bool simulation_happens(simulation *kernel, uint64_t chance);
 
-/* Lets the socket with this inode fail with *error* where its connection ends, once. Returns
+/* Lets the socket with this inode fail once with *error*, where its connection ends. Returns
  * -ENOMEM or 0. */
 int simulation_end_with(simulation *kernel, uint64_t inode, int error);
 

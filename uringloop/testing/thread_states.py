@@ -2,8 +2,8 @@
 
 A thread that waits for another thread, without a time limit, does nothing by itself. The kernel
 tells: /proc/self/task/N/syscall has the number and the arguments of the call that a thread is in,
-and "running" if it is in none. A thread that waits for another one for a long time at most is a
-watchdog, such as faulthandler's: it counts as blocked.
+and "running" if it is in none. A thread that waits for another one with a long time limit is
+a watchdog, such as faulthandler's: it counts as blocked.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ CALLS = {
     "aarch64": (98, None, 73, None, 72, None, 22, 441, 202, 242, 426, 137),
     "riscv64": (98, None, 73, None, 72, None, 22, 441, 202, 242, 426, 137),
 }
-# The same of those that read from a descriptor: read, readv, recvfrom, recvmsg.
+# The numbers of those that read from a descriptor: read, readv, recvfrom, recvmsg.
 READING = {"x86_64": (0, 19, 45, 47), "aarch64": (63, 65, 207, 212), "riscv64": (63, 65, 207, 212)}
 READS = frozenset(map(str, READING.get(platform.machine(), ())))
 # The arguments that every call here has.
 ARGUMENTS = 3
 # For each of CALLS the argument that is the limit, or the flags of io_uring_enter; 0: it has none.
 LIMITS = (4, 3, 3, 5, 5, 4, 4, 4, 0, 0, 4, 3)
-# A limit that is none: a null pointer, or -1 of an int.
+# Arguments that set no limit: a null pointer, or -1 as an int.
 NO_LIMIT = ("0x0", "0xffffffff", "0xffffffffffffffff")
 
 _numbers = CALLS.get(platform.machine())
@@ -72,7 +72,7 @@ GIL_S = 0.01
 # A wait that may last longer than so many seconds is a watchdog's.
 WATCHDOG_S = 5.0
 
-# The `syscall` of a thread that is in none.
+# The `syscall` of a thread that is in no system call.
 RUNNING = "running\n"
 
 # The threads of software rings for files: the ring itself knows whether they have work.
@@ -106,8 +106,8 @@ def read(name: str, file: str) -> str:
 def switches_of(name: str) -> str:
     """Return a text that differs after a thread has run; an empty one if it runs, or has ended.
 
-    A thread that was woken shows the call in which it slept until a processor has taken it on, but
-    counts as running here.
+    Until a processor runs it, a thread that was woken still shows the call in which it slept, but
+    it counts as running here.
     """
     try:
         status = read(name, "status")
@@ -131,8 +131,8 @@ def look_at(name: str) -> Call:
     words = line.split()
     if words[0] not in LIMIT_OF and words[0] not in READS:
         return Call(line)
-    # It sleeps only if it was asleep at the end, and has not been switched off since the beginning.
-    # A limit is on its stack, and is that of this call only then.
+    # It sleeps only if it is asleep at the end, and has not run since the beginning. Only then is
+    # the limit, which is on its stack, that of this call.
     switches = switches_of(name)
     before = read(name, "syscall")
     has_limit = words[0] == FUTEX and words[LIMIT_OF[FUTEX]] not in NO_LIMIT
@@ -169,8 +169,8 @@ def state_of(call: Call) -> ThreadState:
     return ThreadState.BLOCKED if words[0] == FUTEX else ThreadState.SERVES
 
 
-# While a thread has just been started it runs, whatever it does then. So often, and at such
-# intervals, a new loop looks whether the threads that were there before have come to rest.
+# A thread that has just been started runs, whatever it does afterwards. So a new loop looks this
+# often, and at such intervals, whether the threads that were there before have come to rest.
 SETTLE_LOOKS = 100
 SETTLE_S = 0.0005
 
@@ -178,7 +178,7 @@ SETTLE_S = 0.0005
 def calls(left_out: dict[int, TestingCore]) -> dict[str, Call]:
     """Return what each other thread is in, by its number.
 
-    Those whose loop for tests has nothing to do are added to *left_out* in place of that.
+    A thread whose loop for tests has nothing to do is added to *left_out* instead.
     """
     found: dict[str, Call] = {}
     own = threading.get_native_id()
@@ -200,7 +200,7 @@ def calls(left_out: dict[int, TestingCore]) -> dict[str, Call]:
 
 
 class Threads:
-    """The threads of this process, but for the calling one and those that have not moved since."""
+    """The threads of this process, except the calling one and those that have not moved since."""
 
     def __init__(self) -> None:
         self.older = calls({})
@@ -209,7 +209,7 @@ class Threads:
                 break
             time.sleep(SETTLE_S)
             self.older = calls({})
-        # Those that serve, with their switches, and when one was last seen to have run.
+        # The threads that serve, with their switches, and when one was last seen to have run.
         self.serving: dict[str, str] = {}
         self.served_at = -math.inf
         # The loops for tests that had nothing to do, by their threads.
@@ -221,7 +221,7 @@ class Threads:
         serving = {}
         self.left_out = {}
         for name, call in calls(self.left_out).items():
-            # A loop that was there before is called by this one.
+            # A thread with a loop counts even if it was there before: this loop calls it.
             older = None if int(name) in other_loops.running else self.older.get(name)
             if older is None or call.line == RUNNING or call_of(older.line) != call_of(call.line):
                 state = state_of(call)

@@ -24,7 +24,7 @@ def without_numbers(lines: Sequence[str]) -> list[str]:
         number = found[0].removeprefix("fd=")
         return numbers.setdefault(number, f"fd={len(numbers)}")
 
-    # A descriptor is also what an open has returned.
+    # The result of an open is a descriptor, too.
     return [
         re.sub(r"\bfd=\d+|(?<= = )\d+$", numbered, line) if is_of_descriptor(line) else line
         for line in lines

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 Address = Any
 
-# The names of a VirtualSocket, its own and its peer's, and its options. Not attributes: a socket
-# of the program's becomes a VirtualSocket when it is connected.
+# The names of a VirtualSocket, its own and its peer's, and its options. They are not attributes,
+# because a socket of the program's becomes a VirtualSocket only when it is connected.
 _names: weakref.WeakKeyDictionary[socket.socket, tuple[Address, Address]]
 _names = weakref.WeakKeyDictionary()
 _options: weakref.WeakKeyDictionary[socket.socket, dict[tuple[int, int], Any]]
@@ -30,7 +30,7 @@ _options = weakref.WeakKeyDictionary()
 # What leaves a byte in a VirtualSocket that nobody reads.
 _fillers: weakref.WeakKeyDictionary[socket.socket, Callable[[], None]]
 _fillers = weakref.WeakKeyDictionary()
-# SO_LINGER, on, of 0 seconds.
+# The value of SO_LINGER that switches it on, with 0 seconds.
 NO_LINGER = struct.pack("ii", 1, 0)
 
 # How a connection has ended, where a UNIX socket would say something else.
@@ -39,8 +39,8 @@ _endings: weakref.WeakKeyDictionary[socket.socket, int] = weakref.WeakKeyDiction
 _on_option: weakref.WeakKeyDictionary[socket.socket, Callable[[], None]]
 _on_option = weakref.WeakKeyDictionary()
 
-# Options that a program may set before it connects, and that an accepted socket has from the one
-# that listens.
+# Options that a program may set before it connects, and that an accepted socket inherits from the
+# one that listens.
 KEPT = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
     (socket.SOL_SOCKET, socket.SO_LINGER),
@@ -50,7 +50,7 @@ KEPT = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT),
 )
-# Of those that are structures, the bytes.
+# The sizes in bytes of those that are structures.
 SIZES = {(socket.SOL_SOCKET, socket.SO_LINGER): 8}
 # Levels of options that a UNIX socket does not have.
 INTERNET = (socket.IPPROTO_TCP, socket.IPPROTO_IP, socket.IPPROTO_IPV6)
@@ -70,7 +70,7 @@ class VirtualSocket(socket.socket):
         return _names[self][1]
 
     def close(self) -> None:
-        """Close; with SO_LINGER of no time the peer gets ECONNRESET, as by TCP."""
+        """Close; if SO_LINGER is on with 0 seconds, the peer gets ECONNRESET, as by TCP."""
         fill = _fillers.pop(self, None)
         if fill is not None and self.fileno() >= 0:
             with contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ class VirtualSocket(socket.socket):
         return self._ended(super().send, *arguments)
 
     def _ended(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call; raise the error that ends the connection in place of EOF and of others."""
+        """Call; in place of EOF and other errors raise the error that ends the connection."""
         try:
             result = call(*arguments)
         except ConnectionError:
@@ -209,7 +209,7 @@ def name_ends(
 def leave_unread(fd: int) -> None:
     """Send a byte by a UNIX socket: if its peer closes without reading it, *fd* gets ECONNRESET."""
     with contextlib.suppress(OSError):
-        # Not os.write(): see proc.py.
+        # Tests may replace os.write(): see proc.py.
         posix.write(fd, b"\0")
 
 

@@ -5,8 +5,8 @@ receives arrives at the other end later, in order:
 
     client  <── pair ──>  Relay  ──queue, timer──>  Relay  <── pair ──>  server
 
-A wire that has died carries nothing any more, and tells nobody: only who sends, or has asked for
-keep-alive, is told in the end, as by TCP.
+A wire that has died carries nothing, and tells nobody. As with TCP, only an end that sends, or has
+asked for keep-alive, gets an error in the end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # Bytes under way in one direction after which no more are taken from the sender.
 WINDOW = 256 * 1024
-# How long Linux sends data again that nobody acknowledges: tcp_retries2.
+# How long Linux retransmits data that nobody acknowledges: tcp_retries2.
 GIVES_UP_S = 924.6
 
 
@@ -66,7 +66,7 @@ class Relay(asyncio.Protocol):
         self.lost = False
         # The program's end of the pair.
         self.program: weakref.ref[VirtualSocket]
-        # The error that the program's end gets when this one is closed, or 0: then it is EOF.
+        # The error that the program's end gets when this one is closed; 0 stands for EOF.
         self.error = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,7 +125,7 @@ class Direction:
         self.queue: deque[tuple[float, Piece]] = deque()
         self.size = 0
         self.timer: asyncio.TimerHandle | None = None
-        # When the last byte has left, and the newest piece arrives.
+        # When the last byte leaves, and when the newest piece arrives.
         self.free_at = 0.0
         self.newest = 0.0
         self.blocked: set[object] = set()
@@ -204,7 +204,7 @@ class Wire:
         self.ends = [Relay(self, side) for side in range(2)]
         self.directions = [Direction(self, side) for side in range(2)]
         self.dead = False
-        # Sides that will be told, because they have sent.
+        # Sides that will get an error, because they have sent something.
         self.unanswered: set[int] = set()
         # The timers of keep-alive.
         self.probes: dict[int, asyncio.TimerHandle] = {}
@@ -239,14 +239,14 @@ class Wire:
             direction.add(piece)
 
     def end_lost(self, side: int, exc: Exception | None) -> None:
-        """The program has closed the end of *side*, or the relay has failed."""
+        """Tell the other side that the program has closed *side*, or that its relay has failed."""
         direction = self.directions[side]
         if self.dead:
             return
         if exc is not None:
             direction.add(Mark.RESET)
         elif not direction.queue:
-            # The end of the data, if that was not sent before: the other end is closed, too.
+            # Send the end of the data, if it was not sent before: the other end is closed, too.
             direction.add(Mark.END)
 
     def close_if_ended(self) -> None:
@@ -276,7 +276,7 @@ class Wire:
             self.keep_alive(side)
 
     def is_arriving(self, side: int) -> bool:
-        """Return whether the other side's program has not taken all that *side* has sent."""
+        """Return whether the other side's program has yet to take some of what *side* sent."""
         target = self.ends[1 - side]
         return not target.lost and target.transport.get_write_buffer_size() > 0
 
@@ -289,7 +289,7 @@ class Wire:
         self.loop.call_later(milliseconds / 1000 or GIVES_UP_S, self.time_out, side)
 
     def keep_alive(self, side: int) -> None:
-        """Let an end with keep-alive fail in the end, although it does not send.
+        """Let an end with keep-alive fail in the end, even if it does not send.
 
         Called when the wire dies, and when the program sets such an option later.
         """
@@ -305,7 +305,7 @@ class Wire:
         self.probes[side] = self.loop.call_later(idle + interval * count, self.give_up, side)
 
     def give_up(self, side: int) -> None:
-        """Keep-alive has had no answer. It rests while data is not acknowledged, as on Linux."""
+        """Time out, as keep-alive got no answer; as on Linux, unacknowledged data suspends it."""
         if side not in self.unanswered:
             self.time_out(side)
 
