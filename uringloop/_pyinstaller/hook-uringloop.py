@@ -1,7 +1,7 @@
-"""What a program needs of this package, and PyInstaller does not find in its source code.
+"""What a program needs of this package and PyInstaller does not find in its source code.
 
-The compiled modules share one file, which `_cpython/loading.py` opens by its path; what they import
-in turn stands in C; and the package imports some public modules when they are first named.
+The compiled modules share one file, which `_cpython/loading.py` opens by its path. Their own
+imports are in C, and the package imports some public modules only when they are first named.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PyInstaller.utils.hooks import collect_submodules, get_package_paths
 
-# They run other programs, or need packages that a program may not have: PyInstaller finds them if
+# These run other programs, or need packages that a program may not have. PyInstaller finds them if
 # the program imports them.
 APART = (
     "uringloop.__main__",

@@ -10,10 +10,11 @@ import sys
 
 # Characters of a command line in an answer; some programs take all settings there.
 LENGTH_MAX = 500
-# Python's command line in a process that multiprocessing has started: `spawn_main` or the server
-# of processes for `forkserver`.
+# A part of Python's command line in a process that multiprocessing has started: `spawn_main`, or
+# the server of `forkserver`.
 STARTED_BY_MULTIPROCESSING = "-c from multiprocessing."
-# What service_of() has found: the service may end before its worker. A forked child adds its own.
+# What service_of() has found, by process: the service may end before its worker. A forked child
+# adds an entry of its own.
 SERVICES: dict[int, str] = {}
 
 
@@ -27,9 +28,9 @@ def command_line(pid: int) -> str:
 
 
 def service_of(pid: int) -> str:
-    """Return the command of the process that has started *pid*, this one, by multiprocessing."""
+    """Return the command of the process that started this one, *pid*, by multiprocessing."""
     if pid not in SERVICES:
-        # Not imported: a process that multiprocessing has started has the module.
+        # Do not import it: a process that multiprocessing has started has the module.
         module = sys.modules.get("multiprocessing.process")
         parent = module.parent_process() if module is not None else None
         SERVICES[pid] = command_line(parent.pid) if parent is not None and parent.pid else ""

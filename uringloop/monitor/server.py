@@ -36,7 +36,7 @@ from uringloop.monitor.socket_paths import (
     remove_stale,
 )
 
-# A request is an empty line: a client that sends more than this without one is closed.
+# A request is an empty line: a client that sends more than this without one is disconnected.
 REQUEST_BYTES_MAX = 64
 # Time for the next request, and for reading an answer. Longer than top's longest interval.
 CLIENT_TIMEOUT_S = 60.0
@@ -176,7 +176,7 @@ class Monitor:
         for fd, client in list(self.clients.items()):
             if client.deadline <= now:
                 self.clients.pop(fd).sock.close()
-        # Last: a new client may get the descriptor number of a client that was closed above.
+        # Accept last: a new client may get the descriptor number of one that was closed above.
         if any(fd == self.sock.fileno() for fd, _ in ready) and not self.ending:
             self._accept()
 
@@ -252,7 +252,7 @@ def stop() -> None:
 
 def start_from_variable(place: str) -> None:
     """Start the monitor at the *place* that the variable names; once in a process."""
-    # Checked without the lock first, for all loops but the first.
+    # Check without the lock first: all loops but the first return here.
     if _State.variable is not Variable.PENDING:
         return
     with _State.lock:

@@ -161,7 +161,7 @@ def snapshot() -> Snapshot:
         "pid": os.getpid(),
         "command": own_command(),
         "python": platform.python_version(),
-        # Not imported: a private module may not import the package itself.
+        # Do not import it: a private module may not import the package itself.
         "uringloop": sys.modules["uringloop"].__version__,
         "time": time.monotonic(),
         "cpu": time.process_time(),

@@ -29,7 +29,7 @@ from uringloop.monitor.snapshots import RUN_FOREVER_FILE, task_of
 if TYPE_CHECKING:
     from uringloop._loop.base_loop import BaseLoop
 
-# Frames of a stack that are logged, the innermost ones; more are of no use in a recursion.
+# How many frames of a stack are logged, the innermost ones: more are of no use in a recursion.
 FRAMES_MAX = 50
 # Time for the thread to end: it waits only for the GIL and for log handlers.
 END_S = 5.0
@@ -152,7 +152,7 @@ class Checker:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         due = time.monotonic()
         while not self.ending:
-            # Before the check: a change during the check must end the wait after it.
+            # Clear it before the check: a change during the check must end the wait that follows.
             self.changed.clear()
             delay = self._check(max(0.0, time.monotonic() - due))
             if delay is None:

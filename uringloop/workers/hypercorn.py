@@ -1,9 +1,9 @@
 """hypercorn's command with uringloop: `python -m uringloop.workers.hypercorn app:app`.
 
-It accepts the options of `hypercorn`, whose `--worker-class` knows three names and no other: that
-of "asyncio", the default, stands for this loop here. Importing this module has that effect, for
-programs that call `hypercorn.run` themselves. The import is needed in the main process and in
-workers that multiprocessing spawns, which import the main module.
+It accepts the options of `hypercorn`. As `--worker-class` takes only three names, "asyncio", the
+default, stands for this loop here. Programs that call `hypercorn.run` themselves import this module
+for that effect. The import is needed in the main process and in workers that multiprocessing
+spawns, which import the main module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def runner(**options: object) -> asyncio.Runner:
     return asyncio.Runner(debug=bool(options.get("debug")), loop_factory=new_event_loop)
 
 
-# hypercorn's workers run their server by this name; it has no option for it.
+# hypercorn's workers find the runner of their server by this name: there is no option for it.
 servers.Runner = runner
 
 if __name__ == "__main__":
