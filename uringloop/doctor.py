@@ -50,7 +50,7 @@ BENEFITS = {
     "task_set": "tasks are put into asyncio's set of all tasks without Python code (until 3.13)",
 }
 
-# The first kernel that has a feature, of those that are newer than KERNEL_MIN.
+# The first kernel that has a feature, for features that KERNEL_MIN lacks.
 SINCE = {
     "no_iowait": (6, 15),
     "min_wait": (6, 12),
@@ -78,8 +78,8 @@ def known(fact: Callable[[], str]) -> str:
 
 def container() -> str | None:
     """Return the kind of container that this process seems to run in, or None."""
-    # First, because gVisor also has the marker files of the engine that runs it. The version of
-    # gVisor's kernel always has this date.
+    # Look for gVisor first, as it also has the marker files of the engine that runs it. The version
+    # of its kernel always has this date.
     if "gvisor" in known(platform.release) or GVISOR_BUILT in known(platform.version):
         return "gvisor"
     for path, name in (("/.dockerenv", "docker"), ("/run/.containerenv", "podman")):

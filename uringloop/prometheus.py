@@ -26,9 +26,9 @@ HISTOGRAMS = {
 def text(loop: Loop, prefix: str = "uringloop", labels: Mapping[str, str] | None = None) -> str:
     """Return the metrics of *loop*, with names that begin with *prefix*. Any thread may call it.
 
-    Each sample has the *labels*, by default `pid` with the process ID: of the workers that share a
-    port, any may answer a scrape. From the first call for a loop on, its turns and callbacks are
-    timed by the precise clock; docs/monitoring.md has the cost.
+    Each sample has the *labels*, by default `pid` with the process ID, because any of the workers
+    that share a port may answer a scrape. From the first call for a loop on, its turns and
+    callbacks are timed by the precise clock; docs/monitoring.md has the cost.
     """
     keep_histograms(loop)
     chosen = {"pid": str(os.getpid())} if labels is None else labels

@@ -7,8 +7,8 @@ not change a test suite.
 
 With `--uringloop-seeds=100` each asynchronous test runs on `uringloop.testing.Loop`, in virtual
 time, under the seeds 0 to 99; with `--uringloop-seed=7` under that seed only. The marker
-`@pytest.mark.uringloop_seeds(100)` does so for a test. A test that makes its loop by itself asks
-for the fixture `uringloop_seed`.
+`@pytest.mark.uringloop_seeds(100)` does so for a single test. A test that makes its loop by itself
+asks for the fixture `uringloop_seed`.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def uringloop_seed() -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Let an IsolatedAsyncioTestCase make its loop here."""
+    """Let an IsolatedAsyncioTestCase make its loop by this module."""
     __tracebackhide__ = True
     case = getattr(item, "cls", None)
     if isinstance(case, type) and issubclass(case, unittest.IsolatedAsyncioTestCase):

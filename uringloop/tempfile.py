@@ -359,7 +359,7 @@ class SpooledFile(Lines[Any]):
         return await self._in_pieces(lambda: self._readlines(limit))
 
     async def _readlines(self, limit: int) -> list[Any]:
-        # As in the standard library: BytesIO stops at *limit* bytes, text only after more.
+        # As in the standard library, BytesIO stops at *limit* bytes, text only beyond *limit*.
         exact = isinstance(self._memory, io.BytesIO)
         enough = (limit if exact else limit + 1) if limit > 0 else sys.maxsize
         lines: list[Any] = []
@@ -385,7 +385,7 @@ class SpooledFile(Lines[Any]):
                     return lines
                 lines.append(line)
                 length += size
-                # A longer line takes more time.
+                # A longer line takes more time, and so more of the budget.
                 budget -= 1 + (size >> 8)
         return lines
 
@@ -471,7 +471,7 @@ class SpooledFile(Lines[Any]):
                 if len(some) == LINES:
                     await self._write_some(some)
         finally:
-            # Also if the iterable has raised an exception.
+            # Write the last lines even if the iterable has raised an exception.
             await self._write_some(some)
 
     async def _write_some(self, lines: list[Any]) -> None:
@@ -481,7 +481,7 @@ class SpooledFile(Lines[Any]):
         try:
             size = sum(map(len, some))
         except TypeError:
-            # Some line is not text or bytes: writing it raises the error.
+            # One of the lines is neither text nor bytes: writing it raises the error.
             size = 0
         if size <= PIECE:
             await self._call("writelines", some)
@@ -499,9 +499,9 @@ class SpooledFile(Lines[Any]):
     async def _changed(
         self, size: int, change: Callable[..., Coroutine[Any, Any, Any]], *args: Any
     ) -> Any:
-        """Await *change* of *args*. Roll over before it if *size* is too large, or after it.
+        """Await *change* with *args*; roll over before or after it if the file becomes too large.
 
-        *size* is that of the changed file as far as it is known, or -1.
+        *size* is the size that the file will have at least, or -1 if it is not known.
         """
         if size > self._max_size:
             await self._roll_over()
