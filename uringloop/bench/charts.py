@@ -2,7 +2,7 @@
 
 Each size of message has its panels; a panel without data is left out.
 
-The only module of the benchmark that imports matplotlib, and not before it draws.
+This is the only module of the benchmark that imports matplotlib, and it does so only to draw.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Child:
         parts = []
         end = time.monotonic() + timeout
         while select.select([self.process.stdout], [], [], max(end - time.monotonic(), 0))[0]:
-            # Not through the stream's buffer, whose content select does not see.
+            # Bypass the stream's buffer, whose content select does not see.
             if not (part := os.read(self.process.stdout.fileno(), 65536)):
                 break
             parts.append(part)

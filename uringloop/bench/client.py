@@ -100,7 +100,7 @@ class ServerWork:
         self.cpu_ns, self.untaken = self._read()
 
     def _read(self) -> tuple[int, int]:
-        # The server may go on while the answers are counted.
+        # The server may go on while the answers are counted, so take the mean of its CPU times.
         before = counters.cpu_ns(self.pid)
         untaken = self.generator.untaken()
         return (before + counters.cpu_ns(self.pid)) // 2, untaken

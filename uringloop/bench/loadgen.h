@@ -479,8 +479,9 @@ static uint64_t loadgen_count_untaken(struct loadgen *lg)
     return untaken;
 }
 
-/* Requests of the open loop that are due and not answered enter the histogram with their present
- * age: less than their latency will be, but a stall at the end of an interval is not lost. */
+/* Counts requests of the open loop that are due and not answered. They enter the histogram with
+ * their present age, which is less than their latency will be; but so a stall at the end of an
+ * interval is not lost. */
 static uint64_t loadgen_count_unanswered(struct loadgen *lg, uint64_t now)
 {
     uint64_t unanswered = 0;

@@ -161,8 +161,8 @@ cdef class LoadGenerator:
     def run(self, seconds):
         """Send requests for *seconds*; return answered, unanswered, nanoseconds and latencies.
 
-        Requests in flight stay so: the next call carries on where this one ended. Unanswered are
-        requests of the open loop that were due; the histogram has them with their present age.
+        Requests in flight stay so: the next call carries on where this one ended. Requests of the
+        open loop that are due but not answered are in the histogram with their present age.
         """
         cdef Histogram histogram = Histogram()
         cdef uint64_t begin_ns, end_ns, unanswered

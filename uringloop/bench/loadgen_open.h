@@ -47,7 +47,7 @@ static int loadgen_make_pattern(struct loadgen *lg)
 static int loadgen_make_messages(struct loadgen *lg)
 {
     if (lg->size <= LOADGEN_COPY_MAX) {
-        /* Whole cache lines: two connections never share one. */
+        /* Slots are whole cache lines, so two connections never share one. */
         lg->send_stride = (lg->size + LOADGEN_STAMP_SIZE + 63) & ~UINT64_C(63);
         lg->sends = calloc(lg->count, lg->send_stride);
         return lg->sends == NULL ? -ENOMEM : 0;
@@ -90,7 +90,7 @@ static int loadgen_make_ring(struct loadgen *lg)
     lg->skips_sends = (params.features & IORING_FEAT_CQE_SKIP) != 0;
     /* Saves the descriptor look-up of every enter; without it (< 5.18) enters are merely slower. */
     io_uring_register_ring_fd(&lg->ring);
-    /* Saves that of every send, 4 % of a request; refused if the limit of open files is low. */
+    /* Saves the look-up of every send, 4 % of a request; refused if few open files are allowed. */
     lg->fixed_files = io_uring_register_files_sparse(&lg->ring, lg->count) == 0;
     return 0;
 }

@@ -70,7 +70,7 @@ def _row(kind: str, cells: list[str]) -> str:
     parts = []
     for heading, text in zip(report.HEADINGS, cells, strict=True):
         side = ' class="word"' if heading in report.LEFT else ""
-        # A heading may break behind a slash: twelve columns must fit into a window of 1,200 pixels.
+        # A heading may break after a slash: twelve columns must fit into a window of 1,200 pixels.
         words = html.escape(text).replace("/", "/<wbr>") if kind == "th" else html.escape(text)
         parts.append(f"<{kind}{side}>{words}</{kind}>")
     # The row of the loop that the page is about.

@@ -23,8 +23,8 @@ from .settings import HOST, Address, BenchError, EchoLoad, Refused, Settings
 # Seconds; plenty for an interpreter that imports from a cold disk.
 _START_TIMEOUT = 30.0
 
-# With many connections, warm-up and measurement last for so many answers to each of them, at a
-# generous time for a request.
+# With many connections, the measurement lasts for CIRCUITS_MIN answers to each of them, and the
+# warm-up for one answer. REQUEST_SECONDS is a generous time for a request.
 CIRCUITS_MIN = 3
 REQUEST_SECONDS = 20e-6
 
