@@ -29,10 +29,10 @@ nox.options.reuse_existing_virtualenvs = True
 # Without -s, nox lists the sessions.
 nox.options.sessions = []
 
-# Those that this machine lacks are skipped. The last two have no GIL.
+# Pythons that this machine lacks are skipped. The last two have no GIL.
 PYTHONS = ["3.11", "3.12", "3.13", "3.14", "3.15", "3.14t", "3.15t"]
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
-# What runs the tests. That of .ci/run runs a test that fails again, alone.
+# The command that runs the tests. That of .ci/run runs a test that failed once more, alone.
 PYTEST = os.environ.get("PYTEST", "-m pytest").split()
 WORKERS = ("--numprocesses", "auto", "--dist", "worksteal")
 RINGS = ("io_uring", "soft")
@@ -41,7 +41,7 @@ ANY_STATUS = range(-64, 256)
 
 BUILD = Path("build")
 PACKAGES = BUILD / "packages"
-# The interpreter itself, if that of nox is an environment's.
+# The interpreter itself, even if nox runs in an environment.
 BASE_PYTHON = sys._base_executable
 # Variables that change what a build makes.
 BUILD_VARIABLES = (
@@ -88,7 +88,7 @@ def install_package(session: nox.Session, *options: str, **flags: str) -> None:
     folder = PACKAGES / re.sub(r"[^\w.]+", "-", name)
     built_from = folder / "built-from"
     PACKAGES.mkdir(parents=True, exist_ok=True)
-    # Builds write into the source tree.
+    # Only one build at a time, as builds write into the source tree.
     with (PACKAGES / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         ours = {key: os.environ[key] for key in BUILD_VARIABLES if key in os.environ}
@@ -143,8 +143,8 @@ def tests(session: nox.Session) -> None:
     run_tests(session, *WORKERS, **gil_off(session))
 
 
-# The folders of tests whose results depend on the ring, and in them what does not, or chooses a
-# ring itself.
+# The folders of tests whose results depend on the ring; and the tests in them that do not depend on
+# it, or choose a ring themselves.
 RING_TESTS = ("files", "loop", "net", "process", "ring", "streams", "threads", "tls", "turn")
 OTHER_TESTS = (
     *("loop/test_bad_input.py", "loop/test_lasting_errors.py", "loop/test_parity.py"),
@@ -190,8 +190,8 @@ def frameworks(session: nox.Session) -> None:
     run_tests(session, "tests/frameworks", "tests/project/test_docs.py")
 
 
-# Those that use asyncio's streams, most of them in a process of their own, which inherits the
-# variable.
+# The packages that use asyncio's streams, most of them in a process of their own, which inherits
+# the variable.
 STREAM_USERS = (
     *("aioquic", "aiosmtpd", "anyio", "asgi_servers", "recipes", "redis", "several_workers"),
     *("websockets", "workers"),
@@ -207,7 +207,7 @@ def frameworks_streams(session: nox.Session) -> None:
 
 
 # The whole environment is copied into the memory of each machine, so it has no frameworks. Two
-# machines at a time: each has two emulated processors, whose threads wait most of the time.
+# machines run at a time: each has two emulated processors, whose threads wait most of the time.
 @nox.session
 def kernels(session: nox.Session) -> None:
     """Run the suite's core on Debian's kernels 5.10 to 7.x: -- trixie sid"""
@@ -248,7 +248,7 @@ def resets(session: nox.Session) -> None:
         session.run("python", "tests/net/resets.py", "--backend", ring, *session.posargs)
 
 
-# In C, without the package: it tests the kernel, and the way in which the loop receives.
+# A C program, without the package: it tests the kernel, and the way in which the loop receives.
 @nox.session(venv_backend="none")
 def unix_ends(session: nox.Session) -> None:
     """End UNIX streams under receives of io_uring; no end may be lost: -- 1000000 close"""
@@ -325,7 +325,7 @@ def ubsan(session: nox.Session) -> None:
     run_sanitized(session, "undefined", "libubsan.so")
 
 
-# Programs that random bytes choose, on the C code of the software ring.
+# How to compile programs that random bytes choose, which run on the C code of the software ring.
 PROGRAMS = (
     *("-g", "-O1", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-Iuringloop", "tests/fuzz/softring.c"),
     *(str(path) for path in sorted(Path("uringloop/_softring").glob("*.c"))),
@@ -333,8 +333,8 @@ PROGRAMS = (
 )
 
 
-# libFuzzer on the C code of the software ring; atheris on calls from Python, on asyncio and this
-# loop.
+# libFuzzer tests the C code of the software ring; atheris makes calls from Python, on asyncio and
+# on this loop.
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Run the ring and the loop on random input, each target a minute: -- -max_total_time=600"""
@@ -353,8 +353,8 @@ def fuzz(session: nox.Session) -> None:
         session.run("python", "tests/fuzz/calls.py", target, *options, f"build/fuzz/{target}")
 
 
-# The same programs from random bytes, without a fuzzer: data races between the ring's thread and
-# the threads for files.
+# Runs the same programs from random bytes, without a fuzzer, to find data races between the ring's
+# thread and the threads for files.
 @nox.session(venv_backend="none")
 def tsan(session: nox.Session) -> None:
     """Run random programs on the software ring under the thread sanitizer: -- 1000"""
@@ -400,7 +400,7 @@ def tsan_threads(session: nox.Session) -> None:
     session.run_install("make", "dev", f"PYTHON={BASE_PYTHON}", external=True)
     tools = ("cython>=3.1", "setuptools>=77", "pytest", "pytest-asyncio", "hypothesis")
     session.install("--quiet", *tools)
-    # They are newer than the files of this Cython.
+    # Make them newer than the files of the Cython installed above, which would generate them again.
     for path in Path("uringloop").rglob("*.pyx"):
         path.with_suffix(".c").touch()
     flags = {"URINGLOOP_DEBUG": "1", "URINGLOOP_CFLAGS": "-fsanitize=thread -g", "CC": "clang"}
@@ -452,7 +452,7 @@ def bench_peers(session: nox.Session) -> None:
     session.run("python", "benchmarks/compare", "--merge", *reports, *outputs)
 
 
-# build is on a disk: a file system in memory has nothing to sync.
+# Measure in build, which is on a disk: a file system in memory has nothing to sync.
 @nox.session
 def bench_files(session: nox.Session) -> None:
     """Compare files with aiofiles and with threads: -- --quick"""

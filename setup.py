@@ -51,7 +51,7 @@ def pkg_config(*arguments: str) -> str:
 
 
 def missing() -> list[str]:
-    """Return what a build lacks, as sentences without their ends."""
+    """Return what a build lacks, as sentences without full stops."""
     found = []
     command = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
     compiler = (shlex.split(command) or ["cc"])[0]
@@ -136,7 +136,7 @@ def extensions(debug: bool, coverage: bool) -> list[Extension]:
         raise SystemExit("\n" + HOW_TO_INSTALL.format(wanted=wanted, problems="; ".join(problems)))
     options = liburing()
     cflags = ["-fvisibility=hidden", "-Wall", "-Wextra", "-Werror=implicit-function-declaration"]
-    # Warnings in code that Cython generates.
+    # Code that Cython generates would cause these warnings.
     cflags += ["-Wno-unused-parameter", "-Wno-unused-function", "-Wno-missing-field-initializers"]
     cflags += ["-Wno-cast-function-type"]
     for header in ("importing", "immortal"):
@@ -197,7 +197,7 @@ def in_one_file(modules: list[Extension]) -> list[Extension]:
 
 
 class BuildApart(build_ext):
-    """Compiles changed C files of an extension on all cores; setuptools compiles all, in turn."""
+    """Compiles the changed C files of an extension on all cores; setuptools compiles all in turn."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -276,7 +276,7 @@ def main() -> None:
         ext_modules=in_one_file(
             cythonize(
                 extensions(debug, coverage),
-                # C files of an ordinary build have no line tracing, and may be up to date by time.
+                # C files of an ordinary build have no line tracing, but may look up to date.
                 force=coverage,
                 compiler_directives={
                     "language_level": 3,
