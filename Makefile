@@ -44,7 +44,7 @@ SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi'
 LINTED = noxfile.py setup.py uringloop tests benchmarks examples docs
 
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
-# The command that runs the tests. That of .ci/run runs a test that failed once more, alone.
+# The command that runs the tests. That of .ci/run runs a failed test again, alone.
 PYTEST ?= -m pytest
 WORKERS = --numprocesses auto --dist worksteal
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python

@@ -32,7 +32,7 @@ nox.options.sessions = []
 # Pythons that this machine lacks are skipped. The last two have no GIL.
 PYTHONS = ["3.11", "3.12", "3.13", "3.14", "3.15", "3.14t", "3.15t"]
 EXTRAS = nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]
-# The command that runs the tests. That of .ci/run runs a test that failed once more, alone.
+# The command that runs the tests. That of .ci/run runs a failed test again, alone.
 PYTEST = os.environ.get("PYTEST", "-m pytest").split()
 WORKERS = ("--numprocesses", "auto", "--dist", "worksteal")
 RINGS = ("io_uring", "soft")
@@ -190,8 +190,8 @@ def frameworks(session: nox.Session) -> None:
     run_tests(session, "tests/frameworks", "tests/project/test_docs.py")
 
 
-# The packages that use asyncio's streams, most of them in a process of their own, which inherits
-# the variable.
+# The tests of what uses asyncio's streams, mostly in a process of its own, which inherits the
+# variable.
 STREAM_USERS = (
     *("aioquic", "aiosmtpd", "anyio", "asgi_servers", "recipes", "redis", "several_workers"),
     *("websockets", "workers"),

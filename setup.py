@@ -197,7 +197,7 @@ def in_one_file(modules: list[Extension]) -> list[Extension]:
 
 
 class BuildApart(build_ext):
-    """Compiles the changed C files of an extension on all cores; setuptools compiles all in turn."""
+    """Compiles changed C files of an extension on all cores; setuptools compiles all one by one."""
 
     def finalize_options(self) -> None:
         super().finalize_options()

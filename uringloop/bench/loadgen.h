@@ -480,7 +480,7 @@ static uint64_t loadgen_count_untaken(struct loadgen *lg)
 }
 
 /* Counts requests of the open loop that are due and not answered. They enter the histogram with
- * their present age, which is less than their latency will be; but so a stall at the end of an
+ * their present age. That is less than their latency will be, but this way a stall at the end of an
  * interval is not lost. */
 static uint64_t loadgen_count_unanswered(struct loadgen *lg, uint64_t now)
 {

@@ -17,7 +17,7 @@ _DESCRIPTORS = 1 << 16
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files to the hard limit, or both if that is low; return the limit."""
+    """Raise the limit of open files to the hard limit, and that, too, if it is low; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Only privileged processes may raise the hard limit.
     with contextlib.suppress(ValueError):

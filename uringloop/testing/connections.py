@@ -178,7 +178,7 @@ class Connections:
             return
         has_no_files = loop.happens("no_files")
         if has_no_files:
-            # Report what a loop reports that has no descriptor left for a connection.
+            # Report what a loop reports if it has no descriptor left for a connection.
             error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             loop.call_exception_handler(
                 {"message": "socket.accept() out of system resource", "exception": error}

@@ -51,7 +51,7 @@ class Faults:
     lost: float = 0.0
     doubled: float = 0.0
     no_buffers: float = 0.0
-    # A name is not resolved (EAI_AGAIN), or only after up to 5 s.
+    # A name is not resolved (EAI_AGAIN), or resolving it takes up to 5 s.
     no_name: float = 0.0
     slow_name: float = 0.0
     # A send or receive fails with ECONNRESET.

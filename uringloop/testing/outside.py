@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 QUIET_S = 0.02
 # A thread that serves others, and that the loop has asked, has begun to run by then.
 ASKED_S = 0.001
-# A program that was asked by other means than TCP has answered by then; nothing tells whether it
-# has.
+# A program that was asked otherwise than by TCP has answered by then; nothing tells if it has.
 ANSWER_S = 1.0
 # What is under way on a connection of this process has come by then, or never will.
 STUCK_S = 1.0
