@@ -24,7 +24,6 @@ from unittest import mock
 import pytest
 
 import uringloop
-import uringloop.testing  # It names its classes.
 from uringloop import policy
 from uringloop.policy import EventLoopPolicy, describe_ring
 from uringloop.testing import pytest_seeds, seeds

@@ -359,7 +359,7 @@ cdef bint bio_memory_is_known() except -1:
     if membio_pending(bio) != 3 or bio.read() != b"own":
         return False
     own = membio_borrow(bio)
-    # The second time it is known how much the first has written.
+    # Write twice, because a second loan must not see what the first one has left behind.
     works = reads_lent(bio, own) and writes_lent(bio, own) and writes_lent(bio, own)
     bio.write(b"own")
     membio_give_back(bio)

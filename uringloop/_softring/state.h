@@ -160,7 +160,6 @@ typedef struct soft_pool {
 struct softring {
     struct io_uring queues; /* the owner has a copy; the pointers go to `memory` and `indexes` */
     char *memory;           /* the submissions and the completions */
-    size_t memory_size;
     unsigned indexes[12];
     pthread_t owner;
     bool enabled;

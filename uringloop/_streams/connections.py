@@ -23,7 +23,7 @@ ClientConnected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitab
 # asyncio's default: 64 KiB.
 LIMIT = 2**16
 
-# Of the module that defines them: `install()` replaces the names of the package only.
+# asyncio's own, bound before `install()` may replace their names in the package and in the module.
 STOCK = streams.StreamReaderProtocol
 open_stock_connection = streams.open_connection
 open_stock_unix_connection = streams.open_unix_connection

@@ -33,7 +33,8 @@ from uringloop._turn.spare_handles cimport new_spare_timers
 
 
 cdef enum:
-    # asyncio's own numbers: compact a heap of more than 100 timers when half of them are cancelled.
+    # Compact the heap when more than COMPACT_ABOVE of its timers, and more than half of them, are
+    # cancelled: asyncio's numbers.
     COMPACT_ABOVE = 100
     # Initial capacity; it doubles when full, and halves when three quarters are empty.
     CAPACITY_AT_START = 64

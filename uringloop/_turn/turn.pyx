@@ -13,7 +13,8 @@
 That is asyncio's order: callbacks, completions, timers. What these cause runs in the next turn.
 
 LoopCore owns the ring, the buffer pools, the timers and the queues. Only the thread that runs the
-loop uses them; other threads put handles into the inbox. What runs once for a loop is in loop.py.
+loop uses them; other threads put handles into the inbox. What runs once for a loop is in
+_loop/base_loop.py and loop.py.
 """
 
 import asyncio

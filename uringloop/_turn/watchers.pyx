@@ -179,9 +179,9 @@ cdef class Watchers(EpollUser):
         return -1
 
     def resume(self):
-        """Arm the wait for a nested run, which may have begun in a callback of on_events().
+        """Arm the wait for a nested run, which may have begun in a callback of on_ready().
 
-        on_events() then skips its other ready handles: epoll reports them again.
+        on_ready() then skips its other ready handles: epoll reports them again.
         """
         if self.loop is None:
             raise RuntimeError("Event loop is closed")

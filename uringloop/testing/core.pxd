@@ -36,7 +36,7 @@ cdef class TestingCore(LoopCore):
     cdef uint64_t stalls        # that have happened
     cdef bint shuffles          # whether the seed chooses the order
     cdef uintptr_t maker        # the address of the task that has made the newest timer
-    cdef object outside         # an Outside; None before simulate()
+    cdef object outside         # an Outside; None before _simulate()
     cdef bint clock_patched     # a test has replaced time(), and maybe put it back
     cdef bint collects          # it collects garbage in Python's place
     cdef int busy               # turns in which something ran, since the newest collection
@@ -47,7 +47,7 @@ cdef class TestingCore(LoopCore):
     cdef int turns_spun         # turns in a row in which only sleep(0) ran; other threads read it
     cdef int64_t spun_at_ns     # on the real clock: when these turns were last looked at
     cdef int64_t idle_since_ns  # on the real clock; 0 while callbacks run
-    cdef uint64_t completions   # of the ring, when the loop has last been idle
+    cdef uint64_t completions   # of the ring, when this turn began
     # What the loop tells the loops of other threads. They write it, too, so it is written under the
     # lock of other_loops.
     cdef readonly object _partners  # a WeakSet of the loops with which it shares the time

@@ -121,9 +121,9 @@ class Datagrams:
         if sender.is_closing() or sender.fd() < 0 or not is_plain(data):
             return False
         address = addr or sender.remote
-        # An endpoint with a remote address sends to that only; sendto() says so.
         if not isinstance(address, tuple) or len(address) < 2 or not address[1]:
             return False
+        # An endpoint with a remote address sends only to that; sendto() raises the error.
         if sender.remote not in (None, address):
             return False
         source = self.source(sender, address[0])
