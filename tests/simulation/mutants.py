@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,11 +25,13 @@ PACKAGE = "uringloop"
 # Seeds within which a mutant must be found, and the time limit for them in seconds.
 SEEDS = 2000
 PATIENCE_S = 300
+# A line that is a comment. The wording of comments is free.
+COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug: *wrong* takes the place of *right* in *file*."""
+    """A bug: *wrong* takes the place of *right* in the code of *file*, without its comments."""
 
     name: str
     file: str
@@ -102,8 +105,9 @@ MUTANTS = (
     Mutant(
         "what a poll reports is received while reading is paused",
         "_transport/read_transport.pyx",
-        "        if not self.may_receive():\n            # The next",
-        "        if self.receiving == ENDED or self.life >= CLOSING:\n            # The next",
+        "        if not self.may_receive():\n            return 0\n        if self.is_busy",
+        "        if self.receiving == ENDED or self.life >= CLOSING:\n            return 0\n"
+        "        if self.is_busy",
     ),
     Mutant(
         "what a poll reports in a busy turn is received at once",
@@ -126,8 +130,8 @@ MUTANTS = (
     Mutant(
         "the end is told in the turn of the last bytes",
         "_net/stream_transport.pyx",
-        "        if self.is_busy_turn():\n            # Bytes",
-        "        if False:\n            # Bytes",
+        "        if self.is_busy_turn():\n            return self.stash_item",
+        "        if False:\n            return self.stash_item",
     ),
     Mutant(
         "the whole stash is delivered in one turn",
@@ -140,20 +144,20 @@ MUTANTS = (
     Mutant(
         "the rest of the stash is not delivered",
         "_transport/read_transport.pyx",
-        "other items.\n                    self.loop.add_delivery(self)\n",
-        "other items.\n                    pass\n",
+        "                if self.stash:\n                    self.loop.add_delivery(self)\n",
+        "",
     ),
     Mutant(
         "resume_reading receives in its own turn",
         "_transport/read_transport.pyx",
-        "of no account.\n        self.busy_turn = self.loop.counters.turns\n",
-        "of no account.\n",
+        "        self.busy_turn = self.loop.counters.turns\n        if self.stash:\n",
+        "        if self.stash:\n",
     ),
     Mutant(
         "a delivery that was queued before a pause is made in the turn of resume_reading",
         "_transport/read_transport.pyx",
-        "        if self.is_busy_turn():\n            # Reading",
-        "        if False:\n            # Reading",
+        "        if self.is_busy_turn():\n            return self.loop.add_delivery(self)\n",
+        "",
     ),
     Mutant(
         "a cancelled receive delivers in the turn of resume_reading",
@@ -340,7 +344,6 @@ MUTANTS = (
     Mutant(
         "the listener does not arm again after its multishot has ended",
         "_net/listener.pyx",
-        "        # At the end of this turn, or in the first of the next run.\n"
         "        return self.loop.add_flush(self)",
         "        return 0",
     ),
@@ -353,9 +356,8 @@ MUTANTS = (
     Mutant(
         "connections left after a turn's accepts are not accepted later",
         "_net/listener.pyx",
-        "                # The poll does not report these connections again.\n"
-        "                self.loop.add_flush(self)",
-        "                pass",
+        "            elif self.accepts() and more:\n                self.loop.add_flush(self)",
+        "            elif self.accepts() and more:\n                pass",
     ),
     Mutant(
         "connections that waited during EMFILE are not accepted",
@@ -522,6 +524,14 @@ def simulate(seeds: int) -> str | None:
     return told[0].removeprefix("found: ") if told else f"status {run.returncode}"
 
 
+def mutated(text: str, mutant: Mutant) -> str:
+    """Return the code of a file that consists of *text*, with the bug of *mutant* in it."""
+    code = COMMENT.sub("", text)
+    if code.count(mutant.right) != 1:
+        raise SystemExit(f"{mutant.name}: the code does not occur exactly once")
+    return code.replace(mutant.right, mutant.wrong)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=SEEDS, help="at most (%(default)s)")
@@ -546,9 +556,7 @@ def main() -> int:
             continue
         file = FOLDER / PACKAGE / mutant.file
         text = file.read_text()
-        if text.count(mutant.right) != 1:
-            raise SystemExit(f"{mutant.name}: the line does not occur exactly once")
-        file.write_text(text.replace(mutant.right, mutant.wrong))
+        file.write_text(mutated(text, mutant))
         build()
         began = time.monotonic()
         how = simulate(options.seeds)
