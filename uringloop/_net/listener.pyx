@@ -137,7 +137,7 @@ cdef class Listener(ListeningSocket):
 
     cdef SharedListeners shared_listeners(self):
         if self.loop.sleeper.listeners is None:
-            self.loop.sleeper.listeners = SharedListeners(self.loop)
+            self.loop.sleeper.set_listeners(SharedListeners(self.loop))
         return <SharedListeners>self.loop.sleeper.listeners
 
     cdef int on_poll(self, int res, unsigned int flags) except -1:

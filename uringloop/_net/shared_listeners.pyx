@@ -34,12 +34,7 @@ from uringloop._kernel.wakeup cimport uring_new_wake_fd
 from uringloop._net.shared_sockets cimport uring_is_crowded, uring_is_shared, uring_mark_shared
 from uringloop._ring.features cimport SHARED_ACCEPT
 from uringloop._ring.uring cimport uring_is_usable
-from uringloop._turn.sleeper cimport (
-    CONNECTION_CREDIT,
-    EpollUser,
-    listening_fd,
-    listening_key,
-)
+from uringloop._turn.sleeper cimport EpollUser, listening_fd, listening_key
 from uringloop._turn.turn cimport Flushable, LoopCore
 
 
@@ -141,9 +136,8 @@ cdef class SharedListeners(EpollUser):
         cdef ListeningSocket listener
         if self.sleeper.exclusive:
             return True
-        if not self.sleeper.enter(CONNECTION_CREDIT):
+        if not self.sleeper.enter_exclusive():
             return False
-        self.sleeper.exclusive = True
         self.full_turns = 0
         for listener in list(self.listeners.values()):
             if self.join_queue(listener) >= 0 and listener.poll_op.in_flight:
@@ -155,7 +149,7 @@ cdef class SharedListeners(EpollUser):
         cdef ListeningSocket listener
         if not self.sleeper.exclusive:
             return 0
-        self.sleeper.exclusive = False
+        self.sleeper.leave_exclusive()
         for listener in list(self.listeners.values()):
             self.leave_queue(listener)
             try:

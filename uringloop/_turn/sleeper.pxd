@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
+from uringloop._kernel.atomics cimport store_int
 from uringloop._kernel.epoll cimport epoll_event
 from uringloop._ring.ring cimport Ring
 
@@ -12,10 +13,6 @@ cdef enum:
 
     # The credit that watched descriptors can give a loop, in units of 0.08 us.
     CREDIT_MAX = 32
-
-    # The credit of a loop to which a connection has come: it pays for sixteen short sleeps that the
-    # ring ends.
-    CONNECTION_CREDIT = 128
 
 
 # Where the loop sleeps; the drawing is in sleeper.pyx.
@@ -29,6 +26,7 @@ cdef class EpollUser:
     # An object that has descriptors in the loop's epoll instance.
     cdef int arm(self) except -1
     cdef int on_ready(self, epoll_event *events, int count) except -1
+    cdef int on_error(self, int res) except -1
     cdef int on_place(self) except -1
     cdef int on_quiet(self) except -1
     cdef int on_close(self) except -1
@@ -45,7 +43,8 @@ cdef class Sleeper:
     cdef bint unarmed           # IN_RING: before the next sleep the watchers have to arm a request
     cdef bint exclusive         # the listening sockets are in the instance, not polled by the ring
     cdef epoll_event[EVENTS_MAX] events     # of watched descriptors, not delivered yet
-    cdef int found              # their number, or -errno of the newest epoll_wait(2)
+    cdef int found              # their number
+    cdef int error              # -errno of an epoll_wait(2), not delivered yet; else 0
     cdef epoll_event connection     # at a listening socket, to be delivered; else without events
     cdef int generation         # of the ring that ends sleeps at the instance
     cdef uint64_t completions   # of the ring, when it last brought events
@@ -58,9 +57,31 @@ cdef class Sleeper:
     cdef int64_t quiet_ns       # between two calls of on_quiet(), and so the longest sleep
 
     cdef int close_epoll(self) except -1
+
+    cdef inline int set_watchers(self, EpollUser watchers) except -1:
+        assert self.watchers is None
+        self.watchers = watchers
+        return 0
+
+    cdef inline int set_listeners(self, EpollUser listeners) except -1:
+        assert self.listeners is None
+        self.listeners = listeners
+        return 0
+
+    cdef inline void note_watched(self, Py_ssize_t number) noexcept:
+        """Note how many descriptors the program watches."""
+        store_int(&self.watching, number != 0)
+
+    cdef inline void request_arm(self) noexcept:
+        """Have the watchers arm their request before the next sleep, if that is in the ring."""
+        self.unarmed = self.place != AT_EPOLL
+
     cdef bint suits(self) except -1
     cdef bint enter(self, int credit) except -1
+    cdef bint enter_exclusive(self) except -1
+    cdef int leave_exclusive(self) except -1
     cdef int leave(self) except -1
+    cdef int forbid_epoll(self) except -1
     cdef int renew(self) except -1
     cdef int control(self, int operation, int fd, epoll_event *event) noexcept
 
@@ -85,13 +106,25 @@ cdef class Sleeper:
 
     cdef inline int deliver(self) except -1:
         """Call the users of the instance for the events that were fetched."""
-        return self._deliver() if self.found or self.connection.events else 0
+        return self._deliver() if self._has_events() else 0
+
+    cdef inline bint _has_events(self) noexcept:
+        """Return whether something was fetched that is not delivered yet."""
+        return self.found or self.error or self.connection.events
+
+    cdef inline void _drop_events(self) noexcept:
+        """Forget what was fetched: epoll reports events again."""
+        self.found = self.error = self.connection.events = 0
 
     cdef int _add_waker(self) noexcept
     cdef int _arm(self) except -1
     cdef int64_t _longest_ns(self) noexcept
     cdef int _sleep(self, int64_t timeout_ns) except -1
-    cdef int _rate(self, bint by_ring) noexcept
+
+    cdef inline void _raise_credit(self, int credit) noexcept:
+        self.credit = max(self.credit, credit)
+
+    cdef void _pay_for_ring(self) noexcept
     cdef int _look(self) except -1
     cdef int _search(self, int64_t now) except -1
     cdef bint _ring_changes(self) noexcept

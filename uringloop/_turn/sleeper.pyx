@@ -29,8 +29,8 @@ or when another process accepts from one of its sockets. It stays while it has c
     a long one, in a process with shared sockets: it is free     sets it to CONNECTION_CREDIT
     a turn without a sleep that finds no watched descriptor ready    costs LOOK_COST
 
-Only the loop's thread may call the methods, except control(), which other threads may call in a
-critical section of the watchers.
+Only the loop's thread may call the methods, except control() and note_watched(), which other
+threads may call in a critical section of the watchers.
 """
 
 cimport cython
@@ -84,6 +84,10 @@ cdef enum:
     RING_COST = 8
     LOOK_COST = 1
 
+    # The credit of a loop to which a connection has come: it pays for sixteen short sleeps that the
+    # ring ends.
+    CONNECTION_CREDIT = 128
+
     # A process with shared sockets that sleeps for less is busy with the connections that it has.
     SHORT_SLEEP_NS = 1_000_000
 
@@ -113,7 +117,11 @@ cdef class EpollUser:
         raise NotImplementedError
 
     cdef int on_ready(self, epoll_event *events, int count) except -1:
-        """Handle *count* events of this user's descriptors; a failed wait has -errno as *count*."""
+        """Handle *count* events of this user's descriptors."""
+        raise NotImplementedError
+
+    cdef int on_error(self, int res) except -1:
+        """A wait for events has failed with *res*, -errno."""
         raise NotImplementedError
 
     cdef int on_place(self) except -1:
@@ -188,7 +196,7 @@ cdef class Sleeper:
         """Sleep in epoll_wait(2) from now on; return False if the kernel does not permit it."""
         cdef int res
         if self.place == AT_EPOLL:
-            self.credit = max(self.credit, credit)
+            self._raise_credit(credit)
             return True
         self.events_only = 0
         if self.place == ALWAYS_IN_RING or self.ring.must_fall_back():
@@ -205,10 +213,27 @@ cdef class Sleeper:
         self.place = AT_EPOLL
         self.generation = self.ring.generation
         self.credit = credit
-        self.found = self.connection.events = 0
+        self._drop_events()
         if self.watchers is not None:
             self.watchers.on_place()
         return True
+
+    cdef bint enter_exclusive(self) except -1:
+        """Sleep at the instance, which the caller then adds the listening sockets to.
+
+        Return False if the kernel does not permit it.
+        """
+        if not self.enter(CONNECTION_CREDIT):
+            return False
+        assert self.place == AT_EPOLL and self.listeners is not None
+        self.exclusive = True
+        return True
+
+    cdef int leave_exclusive(self) except -1:
+        """The ring polls the listening sockets; the caller removes them from the instance."""
+        assert self.place != AT_EPOLL
+        self.exclusive = False
+        return 0
 
     cdef int _add_waker(self) noexcept:
         cdef epoll_event event
@@ -224,7 +249,7 @@ cdef class Sleeper:
         if self.place != AT_EPOLL:
             return 0
         self.place = IN_RING
-        self.found = self.connection.events = 0
+        self._drop_events()
         self.completions = self.ring.completions
         if uring_is_usable(&self.ring.u):
             # Not in a forked child: the instance is also its parent's. Errors are ignored: the
@@ -235,6 +260,13 @@ cdef class Sleeper:
                 self.watchers.on_place()
             if self.listeners is not None:
                 self.listeners.on_place()
+        return 0
+
+    cdef int forbid_epoll(self) except -1:
+        """Sleep in the ring from now on, for good."""
+        self.leave()
+        assert self.place != AT_EPOLL and not self._has_events()
+        self.place = ALWAYS_IN_RING
         return 0
 
     cdef int _give_up(self) except -1:
@@ -297,29 +329,27 @@ cdef class Sleeper:
         self.slept_ns = now - began
         if by_ring and not self.connection.events:
             self.ring.gather()
-        if by_ring or self.found or self.connection.events:
+        if by_ring or self._has_events():
             self.quiet_ns = QUIET_NS
-        if by_ring or is_stale or self.found or self.connection.events:
-            self._rate(by_ring or is_stale)
-            if self.credit <= 0:
-                # epoll reports the fetched events again.
-                return self._give_up()
-        elif limited and not self.exclusive:
+        if self.connection.events:
+            self._raise_credit(CONNECTION_CREDIT)
+        elif by_ring or is_stale:
+            self._pay_for_ring()
+        elif self.found:
+            self._raise_credit(min(self.credit + SLEEP_GAIN, CREDIT_MAX))
+        elif limited and not self.exclusive and not self.error:
             return self.leave()
+        if self.credit <= 0:
+            # epoll reports the fetched events again.
+            return self._give_up()
         return self._search(now) if self.exclusive else 0
 
-    cdef int _rate(self, bint by_ring) noexcept:
-        """Change the credit by what has ended a sleep."""
-        if self.connection.events:
-            self.credit = max(self.credit, CONNECTION_CREDIT)
-        elif not by_ring:
-            if self.found > 0:
-                self.credit = max(self.credit, min(self.credit + SLEEP_GAIN, CREDIT_MAX))
-        elif not self.exclusive or self.slept_ns < SHORT_SLEEP_NS:
+    cdef void _pay_for_ring(self) noexcept:
+        """Change the credit by a sleep that the ring has ended."""
+        if not self.exclusive or self.slept_ns < SHORT_SLEEP_NS:
             self.credit -= RING_COST
         else:
-            self.credit = max(self.credit, CONNECTION_CREDIT)
-        return 0
+            self._raise_credit(CONNECTION_CREDIT)
 
     cdef int _look(self) except -1:
         cdef int64_t now = uring_clock_ns() if self.exclusive else 0
@@ -337,7 +367,7 @@ cdef class Sleeper:
             return 0
         self.looked_ns = now
         self._fetch(0)
-        if load_int(&self.watching) and not self.found and not self.connection.events:
+        if load_int(&self.watching) and not self._has_events():
             self.credit -= LOOK_COST
             if self.credit <= 0:
                 return self._give_up()
@@ -357,9 +387,13 @@ cdef class Sleeper:
 
     cdef int _deliver(self) except -1:
         cdef int found = self.found
+        cdef int error = self.error
         cdef epoll_event connection = self.connection
-        self.found = self.connection.events = 0
-        if found:
+        # Before the calls, in which a nested run may fetch others.
+        self._drop_events()
+        if error:
+            self.watchers.on_error(error)
+        elif found:
             self.watchers.on_ready(self.events, found)
         if connection.events and self.exclusive:
             self.listeners.on_ready(&connection, 1)
@@ -377,7 +411,8 @@ cdef class Sleeper:
         if count == -EINTR:
             count = 0
             woke = True
-        self.found = min(count, 0)
+        self.found = 0
+        self.error = min(count, 0)
         for index in range(count):
             # The key of a watched descriptor has the descriptor in its lower half.
             if <int><unsigned int>self.events[index].data.u64 >= 0:

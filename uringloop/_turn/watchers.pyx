@@ -22,7 +22,7 @@ from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED, Py_DECREF_owned
-from uringloop._kernel.atomics cimport load_int, store_int
+from uringloop._kernel.atomics cimport load_int
 from uringloop._kernel.epoll cimport (
     EPOLL_CTL_ADD,
     EPOLL_CTL_DEL,
@@ -42,7 +42,6 @@ from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.sleeper cimport (
-    ALWAYS_IN_RING,
     AT_EPOLL,
     CREDIT_MAX,
     EVENTS_MAX,
@@ -89,7 +88,7 @@ cdef class Watchers(EpollUser):
         self.loop = loop
         self.watched = {}
         self.by_fd = FdTable()
-        loop.sleeper.watchers = self
+        loop.sleeper.set_watchers(self)
         operation_init(&self.wait_op, watchers_on_events, <PyObject*>self)
         # Armed while any descriptor is watched, so not an operation that the program has started.
         self.wait_op.policy = BACKGROUND
@@ -126,7 +125,7 @@ cdef class Watchers(EpollUser):
                 # In this order: without a GIL another thread may have added the descriptor, too.
                 self.by_fd.add(fd, <PyObject*>watched)
                 self.watched[fd] = watched
-                store_int(&self.loop.sleeper.watching, True)
+                self.loop.sleeper.note_watched(len(self.watched))
             except BaseException:
                 self.by_fd.forget(fd)
                 self.control(EPOLL_CTL_DEL, watched, 0)
@@ -147,8 +146,8 @@ cdef class Watchers(EpollUser):
 
     def arm_later(self):
         """Arm the wait at the end of this turn, or of the first one of the next run."""
-        if self.loop is not None and self.waits_in_ring() and not self.wait_op.in_flight:
-            self.loop.sleeper.unarmed = True
+        if self.loop is not None and not self.wait_op.in_flight:
+            self.loop.sleeper.request_arm()
 
     @cython.critical_section
     def remove(self, fd, unsigned int event):
@@ -186,7 +185,7 @@ cdef class Watchers(EpollUser):
         if self.loop is None:
             raise RuntimeError("Event loop is closed")
         self.resumed += 1
-        self.loop.sleeper.unarmed = True
+        self.loop.sleeper.request_arm()
 
     @cython.critical_section
     def close(self):
@@ -199,7 +198,7 @@ cdef class Watchers(EpollUser):
         self.by_fd.forget(watched.fd)
         del self.watched[watched.fd]
         if self.loop is not None:
-            store_int(&self.loop.sleeper.watching, len(self.watched) != 0)
+            self.loop.sleeper.note_watched(len(self.watched))
         return 0
 
     cdef int control(self, int operation, Watched watched, unsigned int events) noexcept:
@@ -239,7 +238,7 @@ cdef class Watchers(EpollUser):
         if not self.waits_in_ring():
             self.failures = 0
             return self.loop.ring.reap(&self.wait_op)
-        self.loop.sleeper.unarmed = True
+        self.loop.sleeper.request_arm()
         return 0
 
     cdef int on_completion(self, int res) except -1:
@@ -248,7 +247,7 @@ cdef class Watchers(EpollUser):
             return 0
         if res > 0 and not self.direct:
             res = self.fetch()
-        return self.on_ready(self.events, res)
+        return self.on_error(res) if res < 0 else self.on_ready(self.events, res)
 
     cdef int fetch(self) noexcept:
         """Return the number of events that are there now, or -errno."""
@@ -263,10 +262,7 @@ cdef class Watchers(EpollUser):
         cdef int index = 0
         cdef unsigned int resumed = self.resumed
         try:
-            if count < 0 and count != -ECANCELED:
-                self.wait_failed(count)
-            else:
-                self.failures = 0
+            self.failures = 0
             number = self.due_handles(events, count, due)
             if self.stale_batches > STALE_BATCHES_MAX and self.reports_unwatched():
                 self.renew()
@@ -282,6 +278,17 @@ cdef class Watchers(EpollUser):
             self.wait_again()
         return 0
 
+    cdef int on_error(self, int res) except -1:
+        self.stale_batches = 0
+        try:
+            if res == -ECANCELED:
+                self.failures = 0
+            else:
+                self.wait_failed(res)
+        finally:
+            self.wait_again()
+        return 0
+
     cdef int wait_failed(self, int res) except -1:
         """Wait at a new instance, since other code may have closed this one; or wait later."""
         cdef Sleeper sleeper = self.loop.sleeper
@@ -289,8 +296,7 @@ cdef class Watchers(EpollUser):
         if self.failures == 1:
             return self.replace_instance()
         if sleeper.place == AT_EPOLL:
-            sleeper.leave()
-            sleeper.place = ALWAYS_IN_RING
+            sleeper.forbid_epoll()
         return self.retry_later(res)
 
     cdef int retry_later(self, int res) except -1:
@@ -344,7 +350,7 @@ cdef class Watchers(EpollUser):
                 sleeper.enter(CREDIT_MAX)
         elif not self.watched and not sleeper.exclusive:
             sleeper.leave()
-        sleeper.unarmed = self.waits_in_ring()
+        sleeper.request_arm()
         return 0
 
     cdef Watched watched_by(self, uint64_t key):

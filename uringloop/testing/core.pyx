@@ -40,7 +40,6 @@ from uringloop.testing import other_loops
 from uringloop.testing.places cimport ANYWHERE, BEHIND, FIXED, Place, name_of, place_of
 from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
 from uringloop._turn.inbox cimport ASLEEP, EMPTY
-from uringloop._turn.sleeper cimport ALWAYS_IN_RING
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.tracing import trace
 from uringloop._turn.turn cimport LoopCore
@@ -162,7 +161,7 @@ cdef class TestingCore(LoopCore):
         simulation_begin(&self.kernel, <softring*>self.ring.u.soft)
         files_of(self).reproducible = True
         # There is one place to sleep, in which the clock can be advanced.
-        self.sleeper.place = ALWAYS_IN_RING
+        self.sleeper.forbid_epoll()
 
     def _set_chances(self, chances, double stall):
         """Set the probability of each of FAULTS, and of a stall."""
