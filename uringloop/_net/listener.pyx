@@ -53,8 +53,7 @@ from uringloop._net.stream_transport cimport (
     new_stream,
     wants_nodelay,
 )
-from uringloop._ring.ring cimport ENDS_WITH_RUN, Operation, operation_init
-from uringloop._ring.uring cimport uring, uring_accept
+from uringloop._ring.ring cimport ENDS_WITH_RUN, Operation, Ring, operation_init
 from uringloop._turn.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections, close_socket
 from uringloop._turn.turn cimport LoopCore
@@ -229,13 +228,13 @@ cdef class Listener(ListeningSocket):
         """
         cdef int res
         cdef int fd = self.fd
-        cdef const uring *u = &self.loop.ring.u
+        cdef Ring ring = self.loop.ring
         if uring_is_nonblocking(fd):
-            return uring_accept(u, fd, peer, size)
+            return ring.accept(fd, peer, size)
         if not uring_may_accept(fd):
             return -EAGAIN
         with nogil:
-            res = uring_accept(u, fd, peer, size)
+            res = ring.accept(fd, peer, size)
         return res
 
     cdef bint accepts(self) noexcept:

@@ -33,7 +33,6 @@ from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot, uring_may_a
 from uringloop._kernel.wakeup cimport uring_new_wake_fd
 from uringloop._net.shared_sockets cimport uring_is_crowded, uring_is_shared, uring_mark_shared
 from uringloop._ring.features cimport SHARED_ACCEPT
-from uringloop._ring.uring cimport uring_is_usable
 from uringloop._turn.sleeper cimport EpollUser, listening_fd, listening_key
 from uringloop._turn.turn cimport Flushable, LoopCore
 
@@ -171,13 +170,13 @@ cdef class SharedListeners(EpollUser):
         event.events = EPOLLIN | EPOLLEXCLUSIVE
         event.data.u64 = listening_key(listener.fd)
         # A forked child must not change the instance, which is also its parent's.
-        if uring_is_usable(&self.loop.ring.u):
+        if self.loop.ring.is_usable():
             res = self.sleeper.control(EPOLL_CTL_ADD, listener.fd, &event)
         return 0 if res == -EEXIST else res
 
     cdef int leave_queue(self, ListeningSocket listener) noexcept:
         cdef epoll_event event
-        if uring_is_usable(&self.loop.ring.u):
+        if self.loop.ring.is_usable():
             self.sleeper.control(EPOLL_CTL_DEL, listener.fd, &event)
         return 0
 

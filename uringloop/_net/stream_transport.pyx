@@ -83,7 +83,6 @@ from uringloop._net.sock_calls cimport family_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
 from uringloop._ring.ring cimport Operation, Ring, operation_init
-from uringloop._ring.uring cimport uring_ended_by, uring_is_inherited, uring_misses_ends
 from uringloop._transport.read_transport cimport (
     BUFFERED,
     ENDED,
@@ -250,7 +249,7 @@ cdef class StreamTransport(WriteTransport):
         """Receive once, as a loop on a selector does after an event."""
         cdef int size
         cdef int left = 0
-        if uring_is_inherited(&self.loop.ring.u):
+        if self.loop.ring.is_inherited():
             return 0
         try:
             if self.kind == BUFFERED:
@@ -339,7 +338,7 @@ cdef class StreamTransport(WriteTransport):
         cdef int total = 0
         self.readable = True
         while total < READ_AT_ONCE_MAX and self.may_receive():
-            if uring_is_inherited(&self.loop.ring.u):
+            if self.loop.ring.is_inherited():
                 # The protocol has forked, and this is the child.
                 return 0
             try:
@@ -367,7 +366,7 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int read_ended(self, int size) except -1:
         """A receive has returned *size*: 0 at the peer's end, or an error."""
-        size = uring_ended_by(&self.loop.ring.u, self.fd, size)
+        size = self.loop.ring.ended_by(self.fd, size)
         return self.end_reading(EOF if size == 0 else os_error(size, ""))
 
     cdef int recv_some(self, char *memory, Py_ssize_t size, int *left) noexcept:
@@ -437,7 +436,7 @@ cdef class StreamTransport(WriteTransport):
         if not borrow_buffer(self, &view):
             return -EINTR
         if (not self.may_receive() or self.protocol is not protocol
-                or uring_is_inherited(&self.loop.ring.u)):
+                or self.loop.ring.is_inherited()):
             # get_buffer(), or a run nested in it, has changed this. The caller looks at what is
             # left.
             size = -EINTR
@@ -464,7 +463,7 @@ cdef class StreamTransport(WriteTransport):
         if not self.prepare_pool():
             self.polls_left = POLLS_FIRST
             return False
-        if not uring_misses_ends(&self.loop.ring.u):
+        if not self.loop.ring.misses_ends():
             return True
         if self.end_op != NULL and self.end_op.in_flight:
             return True
@@ -494,7 +493,7 @@ cdef class StreamTransport(WriteTransport):
             # A multishot receive would miss the end.
             self.polls_left = ALWAYS_POLLED
             return self.stop_taking()
-        if self.is_multishot() and uring_misses_ends(&self.loop.ring.u):
+        if self.is_multishot() and self.loop.ring.misses_ends():
             # The poll was cancelled because the loop has changed its ring, or its thread.
             return self.watch_end()
         return 0
@@ -557,7 +556,7 @@ cdef class StreamTransport(WriteTransport):
             total += len(item)
             deliver(self, item)
             if (self.paused or self.life >= CLOSING or total >= READ_AT_ONCE_MAX
-                    or uring_is_inherited(&self.loop.ring.u)):
+                    or self.loop.ring.is_inherited()):
                 return 0
             if not self.stash:
                 return self.receive_ready() if self.receiving == IDLE else 0

@@ -5,10 +5,21 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from uringloop._cpython.pyapi cimport FREE_THREADED, this_thread, visitproc
-from uringloop._kernel.atomics cimport load_long
+from uringloop._kernel.atomics cimport load_long, load_total
+from uringloop._kernel.epoll cimport epoll_event
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.trace cimport uring_trace
-from uringloop._ring.uring cimport uring, uring_is_inherited, URING_CLOSED
+from uringloop._ring.uring cimport (
+    uring,
+    uring_accept,
+    URING_CLOSED,
+    uring_ended_by,
+    uring_get_life,
+    uring_is_inherited,
+    uring_is_usable,
+    uring_misses_ends,
+    uring_pending,
+)
 
 
 # Called in the loop's thread for every completion of the operation; an exception (-1) leaves the
@@ -61,7 +72,9 @@ cdef struct Operation:
 
 @cython.final
 cdef class Ring:
-    cdef uring u                       # opened by the constructor, closed by close() or dealloc
+    # Opened by the constructor, closed by close() or dealloc. Outside this package only loops for
+    # tests use it.
+    cdef uring u
     cdef Operation in_flight           # sentinel of the circular list of operations in flight
     cdef Operation quiet               # the same for quiet operations, until they are confirmed
     cdef bint quiet_sends              # the ring supports them
@@ -83,13 +96,65 @@ cdef class Ring:
     cdef readonly uint64_t submissions
     cdef readonly uint64_t completions
 
+    # ── what the ring is ─────────────────────────────────────────────────────────────────────
+
+    # Any thread may call the first four.
+
+    cdef inline uint64_t enters(self) noexcept:
+        """Return the number of system calls that the ring has made."""
+        return load_total(&self.u.enters)
+
+    cdef inline bint is_inherited(self) noexcept:
+        """Return whether this is a forked child, and the ring is its parent's."""
+        return uring_is_inherited(&self.u)
+
+    cdef inline bint is_usable(self) noexcept:
+        """Return whether the ring is open, and this process's own."""
+        return uring_is_usable(&self.u)
+
+    cdef inline bint is_closed(self) noexcept:
+        return uring_get_life(&self.u) == URING_CLOSED
+
+    cdef inline bint is_software(self) noexcept:
+        """Return whether this is a software ring: one that finds events only in an enter."""
+        return self.u.soft != NULL
+
+    cdef inline bint has_kernel_thread(self) noexcept:
+        """Return whether a thread of the kernel takes the submissions (SQPOLL)."""
+        return self.u.threaded
+
+    # ── what differs between the kernel's ring and a software ring ───────────────────────────
+
+    cdef inline int accept(self, int fd, void *name, unsigned int *size) noexcept nogil:
+        """Accept without waiting, and store the peer's name; return a descriptor or -errno."""
+        return uring_accept(&self.u, fd, name, size)
+
+    cdef inline int ended_by(self, int fd, int res) noexcept:
+        """Return what has ended a stream, 0 or -errno; *res* is what recv(2) has returned."""
+        return uring_ended_by(&self.u, fd, res)
+
+    cdef inline bint misses_ends(self) noexcept:
+        """Return whether a multishot receive may miss the end of its connection."""
+        return uring_misses_ends(&self.u)
+
+    cdef int join_epoll(self, int epoll_fd, uint64_t data) noexcept
+    cdef void leave_epoll(self, int epoll_fd) noexcept
+    cdef int sleep_at_epoll(
+        self, int epoll_fd, epoll_event *events, int size, int64_t timeout_ns) noexcept nogil
+
+    # ── operations ───────────────────────────────────────────────────────────────────────────
+
+    cdef inline bint has_submissions(self) noexcept:
+        """Return whether submissions are prepared, or wait for the kernel's thread."""
+        return uring_pending(&self.u) != 0
+
     cdef inline bint must_fall_back(self) noexcept:
         """Return whether the ring must be replaced, or its replacement reported."""
         return ALLOWED < self.permission < FALLEN_BACK
 
     cdef inline int check_process(self) except -1:
         """Raise RuntimeError in a forked child: the descriptors there are still the parent's."""
-        return self.check_inherited() if uring_is_inherited(&self.u) else 0
+        return self.check_inherited() if self.is_inherited() else 0
 
     cdef unsigned int forks(self) noexcept
     cdef bint uses(self, unsigned int feature) noexcept
@@ -212,7 +277,7 @@ cdef inline int traverse_operations(
 
 cdef inline int traverse_ring(Ring ring, visitproc visit, void *argument) noexcept:
     # Owners that a closed ring still holds are kept for good: a kernel thread may use their memory.
-    if ring is None or ring.u.life == URING_CLOSED:
+    if ring is None or ring.is_closed():
         return 0
     return (traverse_operations(&ring.in_flight, visit, argument)
             or traverse_operations(&ring.quiet, visit, argument))

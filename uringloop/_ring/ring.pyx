@@ -32,6 +32,7 @@ from uringloop._kernel.atomics cimport (
     store_int,
     store_int_release,
 )
+from uringloop._kernel.epoll cimport epoll_event
 from uringloop._kernel.errors cimport (
     EAGAIN,
     EBADR,
@@ -56,6 +57,11 @@ from uringloop._kernel.trace cimport (
     uring_trace_complete,
     uring_trace_enter,
     uring_trace_start,
+)
+from uringloop._ring.at_epoll cimport (
+    uring_join_epoll,
+    uring_leave_epoll,
+    uring_sleep_at_epoll,
 )
 from uringloop._ring.features cimport (
     MIN_WAIT,
@@ -196,6 +202,26 @@ cdef class Ring:
         """Close the ring, and remove it from the fork handler's list."""
         uring_forget(&self.u)
         uring_close(&self.u)
+
+    # ── a sleep in epoll_wait(2), see at_epoll.h ─────────────────────────────────────────────
+
+    cdef int join_epoll(self, int epoll_fd, uint64_t data) noexcept:
+        """End sleeps at *epoll_fd*, by an event with *data*, when there is something to enter for.
+
+        Return 0 or -errno.
+        """
+        return uring_join_epoll(&self.u, epoll_fd, data)
+
+    cdef void leave_epoll(self, int epoll_fd) noexcept:
+        """Undo join_epoll()."""
+        uring_leave_epoll(&self.u, epoll_fd)
+
+    cdef int sleep_at_epoll(
+            self, int epoll_fd, epoll_event *events, int size, int64_t timeout_ns) noexcept nogil:
+        """Wait until *epoll_fd* has events; return their number, or -errno."""
+        return uring_sleep_at_epoll(&self.u, epoll_fd, events, size, timeout_ns)
+
+    # ── forks ────────────────────────────────────────────────────────────────────────────────
 
     cdef unsigned int forks(self) noexcept:
         """Return how many children this process has forked."""

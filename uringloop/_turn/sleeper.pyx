@@ -59,14 +59,9 @@ from uringloop._kernel.errors cimport (
     os_error,
 )
 from uringloop._kernel.libc cimport close
-from uringloop._ring.at_epoll cimport (
-    uring_join_epoll,
-    uring_leave_epoll,
-    uring_sleep_at_epoll,
-)
 from uringloop._ring.features cimport EPOLL_SLEEP
 from uringloop._ring.ring cimport Ring
-from uringloop._ring.uring cimport URING_FOREVER, uring_is_usable, uring_pending
+from uringloop._ring.uring cimport URING_FOREVER
 
 
 cdef enum:
@@ -164,7 +159,7 @@ cdef class Sleeper:
         # A loop with a kernel thread, one that busy-polls, and one that lets completions gather
         # leave the ring only for shared sockets.
         if (not ring.uses(EPOLL_SLEEP)
-                or ring.u.threaded or ring.spin_ns or ring.batch_ns):
+                or ring.has_kernel_thread() or ring.spin_ns or ring.batch_ns):
             self.needed = NEVER
 
     cdef int close_epoll(self) except -1:
@@ -202,11 +197,11 @@ cdef class Sleeper:
         if self.place == ALWAYS_IN_RING or self.ring.must_fall_back():
             return False
         assert not self.exclusive
-        res = uring_join_epoll(&self.ring.u, self.epoll_fd, WAKE)
+        res = self.ring.join_epoll(self.epoll_fd, WAKE)
         if res >= 0:
             res = self._add_waker()
         if res < 0:
-            uring_leave_epoll(&self.ring.u, self.epoll_fd)
+            self.ring.leave_epoll(self.epoll_fd)
             if res not in (-EMFILE, -ENFILE, -ENOMEM, -ENOSPC):
                 self.place = ALWAYS_IN_RING
             return False
@@ -251,11 +246,11 @@ cdef class Sleeper:
         self.place = IN_RING
         self._drop_events()
         self.completions = self.ring.completions
-        if uring_is_usable(&self.ring.u):
+        if self.ring.is_usable():
             # Not in a forked child: the instance is also its parent's. Errors are ignored: the
             # instance may have been closed.
             self.control(EPOLL_CTL_DEL, self.waker_fd, &event)
-            uring_leave_epoll(&self.ring.u, self.epoll_fd)
+            self.ring.leave_epoll(self.epoll_fd)
             if self.watchers is not None:
                 self.watchers.on_place()
             if self.listeners is not None:
@@ -314,7 +309,7 @@ cdef class Sleeper:
             return self._look()
         # A forked child would take its parent's wake-ups.
         self.ring.check_inherited()
-        if uring_pending(&self.ring.u):
+        if self.ring.has_submissions():
             self.ring.submit()
         if self._ring_changes():
             return self.leave()
@@ -358,7 +353,7 @@ cdef class Sleeper:
         self.quiet_ns = QUIET_NS
         self.ring.check_inherited()
         # A look also finds what a software ring has, which otherwise only an enter finds.
-        if uring_pending(&self.ring.u) or self.ring.has_task_work() or (
+        if self.ring.has_submissions() or self.ring.has_task_work() or (
                 not looks and self.ring.needs_enter()):
             self.ring.submit()
         if self._ring_changes():
@@ -423,11 +418,10 @@ cdef class Sleeper:
             elif not self.connection.events:
                 # Take the one that has waited the longest; the next call reports the others again.
                 self.connection = self.events[index]
-        if woke and self.ring.u.soft != NULL:
+        if woke and self.ring.is_software():
             # Only an enter finds out what the software ring has.
             self.ring.submit()
         return woke
 
     cdef int _wait(self, int64_t timeout_ns) noexcept nogil:
-        return uring_sleep_at_epoll(
-            &self.ring.u, self.epoll_fd, self.events, EVENTS_MAX, timeout_ns)
+        return self.ring.sleep_at_epoll(self.epoll_fd, self.events, EVENTS_MAX, timeout_ns)

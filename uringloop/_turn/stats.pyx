@@ -114,7 +114,7 @@ def stats_of(LoopCore loop not None):
     note_longest(&counters.lag_max_ns, lag_ns)
     return {
         "turns": load_total(&counters.turns),
-        "kernel_entries": load_total(&loop.ring.u.enters),
+        "kernel_entries": loop.ring.enters(),
         "submissions": load_total(&loop.ring.submissions),
         "completions": load_total(&loop.ring.completions),
         "batched": load_total(&counters.batched),

@@ -8,7 +8,6 @@ from uringloop._kernel.atomics cimport load_int, load_long, replace_long, store_
 from uringloop._kernel.libc cimport sched_yield
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
-from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
@@ -229,7 +228,7 @@ cdef inline void give_back(LoopCore loop) noexcept:
 cdef inline unsigned long running_thread(LoopCore loop) noexcept:
     """Return the thread that runs *loop*; 0 if none does, or in a forked child, which lacks it."""
     cdef unsigned long thread = load_long(&loop.thread_id)
-    return 0 if thread == CLAIMED or uring_is_inherited(&loop.ring.u) else thread
+    return 0 if thread == CLAIMED or loop.ring.is_inherited() else thread
 
 
 cdef inline bint runs_here(LoopCore loop) noexcept:

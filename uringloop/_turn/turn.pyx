@@ -42,7 +42,7 @@ from uringloop._kernel.wakeup cimport uring_new_wake_fd, uring_wake
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.ring cimport (
     Ring, open_ring, open_ring_with_thread, open_software_ring, traverse_ring, wrong_thread)
-from uringloop._ring.uring cimport URING_FOREVER, uring_is_inherited
+from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
@@ -585,7 +585,7 @@ cdef class LoopCore:
         """Refuse work from now on; return True to the one caller that has to close the loop."""
         cdef int is_open = False
         # In a forked child the threads do not exist, and nobody gives the loop back.
-        cdef bint inherited = uring_is_inherited(&self.ring.u)
+        cdef bint inherited = self.ring.is_inherited()
         if load_int(&self.closed):
             return False
         if runs_here(self) if inherited else not try_to_claim(self):
@@ -599,7 +599,7 @@ cdef class LoopCore:
     def _close(self):
         """Close the ring and drop every callback, after _begin_close()."""
         try:
-            if uring_is_inherited(&self.ring.u):
+            if self.ring.is_inherited():
                 self.inbox.close_alone()
             else:
                 self.inbox.close()
@@ -677,7 +677,7 @@ cdef class LoopCore:
 
     @property
     def _kernel_entries(self):
-        return self.ring.u.enters
+        return self.ring.enters()
 
 
 cdef traverseproc traverse_fields

@@ -38,7 +38,6 @@ from uringloop._kernel.libc cimport close, POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
 from uringloop._ring.features cimport EPOLL_WAIT
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
-from uringloop._ring.uring cimport uring_is_inherited
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.sleeper cimport (
@@ -403,7 +402,7 @@ def transport_of(LoopCore loop not None, fd):
     if not FREE_THREADED or runs_here(loop):
         return loop.fd_table.get(fd)
     # In a forked child nobody would give back what a thread of the parent has claimed.
-    if uring_is_inherited(&loop.ring.u) or not try_to_claim(loop):
+    if loop.ring.is_inherited() or not try_to_claim(loop):
         return None
     try:
         return None if load_int(&loop.closed) else loop.fd_table.get(fd)

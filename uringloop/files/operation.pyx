@@ -40,7 +40,6 @@ from uringloop._ring.ring cimport (
     is_used_elsewhere,
     operation_init,
 )
-from uringloop._ring.uring cimport URING_CLOSED
 from uringloop._turn.turn cimport LoopCore, is_elsewhere
 
 cdef object GET_RUNNING_LOOP = get_running_loop
@@ -229,7 +228,7 @@ cdef class FileOperation:
         """Whether an ECANCELED means that the kernel could not start a worker."""
         if self.cancelled or self.traits & LINKED or self.loop is None:
             return False
-        if self.generation != self.loop.ring.generation or self.loop.ring.u.life == URING_CLOSED:
+        if self.generation != self.loop.ring.generation or self.loop.ring.is_closed():
             return False
         # Closing a loop cancels every operation but those that close a descriptor.
         return self.op.policy & NEVER_CANCELLED != 0 or not self.loop.closed

@@ -336,7 +336,7 @@ cdef FileOperation new_call(object held):
     operation.op.policy |= RUN_WAITS
     # A kernel thread (SQPOLL) would look paths up with the rights of the user who created the ring,
     # even after this process has changed its user.
-    if loop is not None and loop.ring.u.threaded:
+    if loop is not None and loop.ring.has_kernel_thread():
         operation.traits |= NEEDS_THREAD
     return operation
 

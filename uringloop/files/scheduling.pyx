@@ -70,7 +70,7 @@ cdef class FilesOfLoop:
         now = uring_clock_ns()
         if self.turn != loop.counters.turns:
             self.turn = loop.counters.turns
-            self.deadline_ns = now + (TURN_NS if loop.ring.u.soft == NULL else SOFT_TURN_NS)
+            self.deadline_ns = now + (SOFT_TURN_NS if loop.ring.is_software() else TURN_NS)
             return False
         if now < self.deadline_ns:
             return False
@@ -92,7 +92,7 @@ cdef bint turn_would_be_idle(LoopCore loop) except -1:
     """Whether a turn would find no work now, as far as is known without a system call."""
     cdef int64_t deadline
     # The software ring would need a system call.
-    if loop.ring.u.soft != NULL or not loop.is_idle():
+    if loop.ring.is_software() or not loop.is_idle():
         return False
     if loop.sleeper.unarmed or loop.ring.needs_enter() or loop.timers.due_end:
         return False

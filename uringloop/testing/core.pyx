@@ -34,7 +34,7 @@ from libc.stdint cimport INT64_MAX, int64_t, uint64_t, uintptr_t
 from uringloop._cpython.pyapi cimport FREE_THREADED
 from uringloop._kernel.atomics cimport count_total, load_int, load_pointer, store_int
 from uringloop._kernel.clock cimport uring_clock_ns
-from uringloop._ring.uring cimport URING_FOREVER, uring_pending
+from uringloop._ring.uring cimport URING_FOREVER
 from uringloop.files.scheduling cimport files_of
 from uringloop.testing import other_loops
 from uringloop.testing.places cimport ANYWHERE, BEHIND, FIXED, Place, name_of, place_of
@@ -480,7 +480,7 @@ cdef class TestingCore(LoopCore):
 
     cdef bint has_nothing(self) noexcept:
         """Return whether nothing has come yet."""
-        return (not self.inbox.has_new() and not uring_pending(&self.ring.u)
+        return (not self.inbox.has_new() and not self.ring.has_submissions()
                 and ring_is_idle(&self.kernel, <softring*>self.ring.u.soft))
 
     cdef double idle_s(self) noexcept:
