@@ -29,7 +29,7 @@ BOUNDED_WORKERS_MAX = constant("_ring/ring.pyx", "BOUNDED_WORKERS_MAX")
 
 async def operations(file: Any, count: int) -> None:
     """Wait until *count* operations of *file* are in flight."""
-    while file.operations_in_flight != count:  # noqa: ASYNC110
+    while file._operations_in_flight != count:  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
@@ -237,7 +237,7 @@ def test_a_cancelled_pread_into_returns_once_the_buffer_is_free(
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert file.operations_in_flight == 0
+            assert file._operations_in_flight == 0
             buffer[:] = b"y" * LARGE
             await asyncio.sleep(0.05)
             assert buffer.count(b"y") == LARGE
@@ -293,7 +293,7 @@ def test_close_waits_for_operations_in_flight(
         detached.cancel()
         await file.close()
         assert file.closed
-        assert file.operations_in_flight == 0
+        assert file._operations_in_flight == 0
         assert await asyncio.gather(*tasks) == [1_000_000] * 9
 
     each_loop.run_until_complete(main())
@@ -373,7 +373,7 @@ def test_the_end_of_a_run_waits_for_writes(loop: uringloop.Loop, sparse: Path) -
     file = loop.run_until_complete(opened(sparse, "r+b"))
     task = loop.create_task(file.pwrite(b"x" * size, 0))
     loop.run_until_complete(operations(file, 1))
-    assert file.operations_in_flight == 0
+    assert file._operations_in_flight == 0
     # The task continues in another thread, with another ring.
     results: list[int] = []
     thread = threading.Thread(target=lambda: results.append(loop.run_until_complete(task)))

@@ -70,7 +70,7 @@ def test_a_file_can_be_closed_after_its_loop_gave_up_waiting_for_the_disk(
 
     async def begin() -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.ensure_future(file.pwrite(stuck.data, 0))
-        while not file.operations_in_flight:  # noqa: ASYNC110
+        while not file._operations_in_flight:  # noqa: ASYNC110
             await asyncio.sleep(0)
         return task
 

@@ -210,7 +210,7 @@ def test_a_read_may_be_cancelled_between_two_turns(loop: uringloop.Loop, large: 
             with pytest.raises(asyncio.CancelledError):
                 await read
             assert await file.tell() == 0
-            assert file.operations_in_flight == 0
+            assert file._operations_in_flight == 0
             assert await file.read(10) == CONTENT[:10]
 
     loop.run_until_complete(main())

@@ -62,7 +62,7 @@ cdef class Descriptor:
         self.fd = -1
 
     @property
-    def operations_in_flight(self):
+    def _operations_in_flight(self):
         return load_int(&self.in_flight)
 
     cdef int check_open(self) except -1:
