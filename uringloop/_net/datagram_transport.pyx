@@ -474,9 +474,9 @@ cdef class DatagramTransport(FlowControl):
     cdef bint is_sending(self) noexcept:
         return self.room_op.in_flight
 
-    cdef int take_ends(self) except -1:
-        FlowControl.take_ends(self)
-        return self.loop.ring.take(&self.room_op)
+    cdef int complete_cancelled(self) except -1:
+        FlowControl.complete_cancelled(self)
+        return self.loop.ring.complete_now(&self.room_op)
 
     cdef int stop_operations(self) except -1:
         # No operation refers to the queue: a send is a system call that has returned.

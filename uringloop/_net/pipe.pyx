@@ -299,12 +299,12 @@ cdef class WritePipeTransport(WriteTransport):
         self.stop_watching()
         return WriteTransport.stop_operations(self)
 
-    cdef bint busy(self) noexcept:
+    cdef bint has_operations(self) noexcept:
         return self.send_op.in_flight or self.watch_op.in_flight
 
-    cdef int take_ends(self) except -1:
-        WriteTransport.take_ends(self)
-        return self.loop.ring.take(&self.watch_op)
+    cdef int complete_cancelled(self) except -1:
+        WriteTransport.complete_cancelled(self)
+        return self.loop.ring.complete_now(&self.watch_op)
 
     # ── asyncio.WriteTransport ───────────────────────────────────────────────────────────────
 

@@ -503,8 +503,9 @@ cdef class StreamTransport(WriteTransport):
             self.loop.ring.cancel(self.end_op)
         return WriteTransport.stop_reading(self)
 
-    cdef bint busy(self) noexcept:
-        return WriteTransport.busy(self) or (self.end_op != NULL and self.end_op.in_flight)
+    cdef bint has_operations(self) noexcept:
+        return WriteTransport.has_operations(self) or (
+            self.end_op != NULL and self.end_op.in_flight)
 
     cdef int end_reading(self, object item) except -1:
         """Deliver the peer's FIN (EOF) or an error, behind the bytes that came before."""
@@ -643,9 +644,9 @@ cdef class StreamTransport(WriteTransport):
             raise os_error(-errno, "")
         return 0
 
-    cdef int take_ends(self) except -1:
-        WriteTransport.take_ends(self)
-        return 0 if self.end_op == NULL else self.loop.ring.take(self.end_op)
+    cdef int complete_cancelled(self) except -1:
+        WriteTransport.complete_cancelled(self)
+        return 0 if self.end_op == NULL else self.loop.ring.complete_now(self.end_op)
 
     # ── get_extra_info() and the protocol ────────────────────────────────────────────────────
 

@@ -163,7 +163,7 @@ cdef class Ring:
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1
     cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1
     cdef int cancel(self, Operation *op) except -1
-    cdef bint take_cancel_back(self, Operation *op) noexcept
+    cdef bint undo_cancel(self, Operation *op) noexcept
     cdef int submit(self) except -1
     cdef int submit_only(self) except -1
     cdef int wait(self, int64_t timeout_ns) except -1
@@ -176,7 +176,7 @@ cdef class Ring:
     cdef bint mark(self) noexcept
     cdef int dispatch(self) except -1
     cdef int dispatch_marked(self) except -1
-    cdef int take(self, Operation *op) except -1
+    cdef int complete_now(self, Operation *op) except -1
     cdef int reap(self, Operation *op) except -1
     cdef int make_room(self, unsigned int count) except -1
     cdef int limit_workers(self) except -1
@@ -195,7 +195,7 @@ cdef class Ring:
     cdef int _link(self, io_uring_sqe *sqe, Operation *op, Operation *head) except -1
     cdef void _unlink(self, Operation *op) noexcept
     cdef void _let_go(self, Operation *op, object owner) noexcept
-    cdef int _take_completions_of(self, Operation *op) except -1
+    cdef int _dispatch_only(self, Operation *op) except -1
     cdef unsigned int _to_gather(self) noexcept
     cdef int _submit_and_look(self, unsigned int expected) except -1
     cdef int _entered(self, int res) except -1
@@ -209,7 +209,7 @@ cdef class Ring:
     cdef void _move_submissions(self, uring *fresh) noexcept
     cdef int _await_workers(self) except -1
     cdef void _leave_opens(self) noexcept
-    cdef bint _take_all(self) except -1
+    cdef bint _end_completed(self) except -1
     cdef int _end_silently(self, Operation *op, int res) except -1
     cdef int _abandon(self) noexcept
 

@@ -113,8 +113,8 @@ from uringloop._ring.uring cimport (
     uring_submit_and_collect,
     uring_submit_only,
     uring_submitted,
-    uring_take_cancel_back,
     uring_tail,
+    uring_undo_cancel,
     uring_wait_batch,
     uring_wait_for,
     URING_DISABLED,
@@ -317,9 +317,9 @@ cdef class Ring:
             self.run_count += 1
         return 0
 
-    cdef bint take_cancel_back(self, Operation *op) noexcept:
+    cdef bint undo_cancel(self, Operation *op) noexcept:
         """Undo the newest cancel of *op*; return False if it has been submitted."""
-        if not uring_take_cancel_back(&self.u, op.sequence, <uint64_t><uintptr_t>op):
+        if not uring_undo_cancel(&self.u, op.sequence, <uint64_t><uintptr_t>op):
             return False
         if self.trace.fd >= 0:
             uring_trace_cancel(&self.trace, "keep", op.opcode, op.number)
@@ -532,7 +532,7 @@ cdef class Ring:
         Py_DECREF(owner)
 
     cdef int reap(self, Operation *op) except -1:
-        """Cancel *op* and take its completions now, out of turn; others keep their order.
+        """Cancel *op* and complete it now, out of turn; others keep their order.
 
         This is for the few callers that cannot wait for the next turn. If the kernel does not end
         the operation at once, its completion is dispatched like any other.
@@ -543,18 +543,18 @@ cdef class Ring:
             # Every round cancels, so that a completion comes: the operation's or the cancel's.
             self.cancel(op)
             self._submit_and_look(1)
-            self._take_completions_of(op)
+            self._dispatch_only(op)
         return 0
 
-    cdef int take(self, Operation *op) except -1:
+    cdef int complete_now(self, Operation *op) except -1:
         """Deliver the completions of *op*, which has been cancelled, out of turn."""
         if op.in_flight and self.has_completions():
-            self._take_completions_of(op)
+            self._dispatch_only(op)
         if op.in_flight and self.u.threaded:
             return self.reap(op)
         return 0
 
-    cdef int _take_completions_of(self, Operation *wanted) except -1:
+    cdef int _dispatch_only(self, Operation *wanted) except -1:
         """Deliver the completions of *wanted*; for NULL, of all that the end of a run needs."""
         cdef unsigned int index = uring_head(&self.u)
         cdef io_uring_cqe *cqe
@@ -784,7 +784,7 @@ cdef class Ring:
             self._submit_and_look(self.run_count)
             if self.permission == ENTER_FORBIDDEN:
                 self.replace()
-            self._take_completions_of(NULL)
+            self._dispatch_only(NULL)
         if self.run_waits_count:
             self._await_workers()
         while uring_has_overflow(&self.u) and tries < 2 * CANCEL_ROUNDS_MAX:
@@ -805,7 +805,7 @@ cdef class Ring:
             before = self.run_waits_count
             with nogil:
                 uring_wait_more(&self.u, 1, LINGER_NS)
-            self._take_completions_of(NULL)
+            self._dispatch_only(NULL)
             waits = 0 if self.run_waits_count < before else waits + 1
             if waits == OPEN_ROUNDS_MAX:
                 self._leave_opens()
@@ -866,13 +866,13 @@ cdef class Ring:
             else:
                 uring_submit_and_collect(&self.u, expected)
                 expected = 1
-            if self._take_all():
+            if self._end_completed():
                 idle = 0
         self.memory_pinned = self.u.threaded and self.in_flight.next != &self.in_flight
         return 0
 
-    cdef bint _take_all(self) except -1:
-        """Take the completions that are there now; return whether there were any."""
+    cdef bint _end_completed(self) except -1:
+        """End the operations whose completions are there now; return whether there were any."""
         cdef Operation *op
         cdef io_uring_cqe *cqe
         cdef unsigned int head = uring_head(&self.u)

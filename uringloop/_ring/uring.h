@@ -517,7 +517,7 @@ static inline bool uring_submitted(const uring *u, unsigned sequence) {
 
 /* Turns the cancel of *user_data*, the submission just before the position *sequence*, into a NOP.
  * Returns false if the kernel may have taken it, or if this ring does not have it. */
-static inline bool uring_take_cancel_back(uring *u, unsigned sequence, uint64_t user_data) {
+static inline bool uring_undo_cancel(uring *u, unsigned sequence, uint64_t user_data) {
     struct io_uring_sqe *sqe;
 
     if (!uring_is_usable(u) || u->threaded || uring_submitted(u, sequence))

@@ -61,7 +61,7 @@ cdef extern from "_ring/uring.h" nogil:
 
     unsigned int uring_sequence(const uring *u)
     bint uring_submitted(const uring *u, unsigned int sequence)
-    bint uring_take_cancel_back(uring *u, unsigned int sequence, uint64_t user_data)
+    bint uring_undo_cancel(uring *u, unsigned int sequence, uint64_t user_data)
     io_uring_sqe *uring_get_submission(uring *u)
     io_uring_sqe *uring_move_submission(uring *to, const uring *source, unsigned int index)
 

@@ -42,7 +42,7 @@ cdef class FlowControl(ReadTransport):
         """Whether a send, or a poll for room, is in flight."""
         return False
 
-    cdef bint busy(self) noexcept:
+    cdef bint has_operations(self) noexcept:
         return self.recv_op.in_flight or self.is_sending()
 
     cdef str describe_io(self):

@@ -57,7 +57,7 @@ cdef class ReadTransport(Transport):
     cdef int disarmed(self) except -1
     cdef bint is_multishot(self) noexcept
     cdef int cancel_multishot(self) except -1
-    cdef bint take_cancel_back(self) noexcept
+    cdef bint undo_cancel(self) noexcept
     cdef int cancel_recv(self) except -1
     cdef int starve(self, BufferPool pool) except -1
     cdef int end_input(self) except -1

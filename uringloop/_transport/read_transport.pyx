@@ -3,7 +3,7 @@
     IDLE ──arm()──> POLL_ONCE or POLL
     IDLE ──arm()──> MULTISHOT ──cancel_multishot(), by a pause──> PAUSING
                      │     ^                                       │   │
-                     │     └──────────take_cancel_back()───────────┘   │ cancel_multishot()
+                     │     └─────────────undo_cancel()─────────────┘   │ cancel_multishot()
                      │                                                 v
                      └─────────────cancel_multishot()──────────────> STOPPING
     POLL_ONCE, POLL, MULTISHOT, PAUSING, STOPPING ──disarmed()──> IDLE
@@ -18,7 +18,7 @@ completion.
 A poll takes nothing from the descriptor, so it may stay in flight while reading is paused, and the
 state does not change when it is cancelled. A receive by the ring takes bytes before the protocol is
 called, so `pause_reading` cancels it; what the receive has taken by then goes to the stash. If
-`resume_reading` is called in the turn of the pause, it takes the cancel back, unless the stash or
+`resume_reading` is called in the turn of the pause, it undoes the cancel, unless the stash or
 something else needs the cancel by then (STOPPING).
 
 An item of the stash is whatever the subclass puts there: bytes, a datagram with its address, an
@@ -112,9 +112,9 @@ cdef class ReadTransport(Transport):
             self.receiving = STOPPING
         return 0
 
-    cdef bint take_cancel_back(self) noexcept:
+    cdef bint undo_cancel(self) noexcept:
         """Undo the cancel of a pause; return False if it has been submitted, or is needed."""
-        if self.receiving != PAUSING or not self.loop.ring.take_cancel_back(&self.recv_op):
+        if self.receiving != PAUSING or not self.loop.ring.undo_cancel(&self.recv_op):
             return False
         self.receiving = MULTISHOT
         return True
@@ -266,11 +266,11 @@ cdef class ReadTransport(Transport):
     cdef str describe_io(self):
         return polling_or_idle(self.recv_op.in_flight and not self.paused)
 
-    cdef bint busy(self) noexcept:
+    cdef bint has_operations(self) noexcept:
         return self.recv_op.in_flight
 
-    cdef int take_ends(self) except -1:
-        return self.loop.ring.take(&self.recv_op)
+    cdef int complete_cancelled(self) except -1:
+        return self.loop.ring.complete_now(&self.recv_op)
 
     @property
     def _paused(self):
@@ -294,7 +294,7 @@ cdef class ReadTransport(Transport):
         self.busy_turn = self.loop.counters.turns
         if self.stash:
             self.loop.add_delivery(self)
-        elif not self.take_cancel_back():
+        elif not self.undo_cancel():
             # A cancelled receive is followed by a poll, which reports one turn later than a
             # selector would.
             self.want_recv()

@@ -67,8 +67,8 @@ cdef class Transport(Flushable):
     cdef int schedule_end(self, object exc) except -1
     cdef int release_when_done(self) except -1
     cdef int release(self) except -1
-    cdef int take_ends(self) except -1
-    cdef bint busy(self) noexcept
+    cdef int complete_cancelled(self) except -1
+    cdef bint has_operations(self) noexcept
     cdef int stop_operations(self) except -1
 
 

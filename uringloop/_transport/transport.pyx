@@ -285,14 +285,14 @@ cdef class Transport(Flushable):
             leave(self.context, entered)
             assert self.life == ENDING
             store_life(&self.life, LOST)
-            if self.busy():
+            if self.has_operations():
                 # The ring holds the completions of what was cancelled in the turn before.
-                self.take_ends()
+                self.complete_cancelled()
             self.release_when_done()
 
     cdef int release_when_done(self) except -1:
         """Close the socket if connection_lost() has run and no operation is in flight."""
-        if self.life == LOST and not self.busy():
+        if self.life == LOST and not self.has_operations():
             self.release()
         return 0
 
@@ -322,11 +322,11 @@ cdef class Transport(Flushable):
                 server.detach()
         return 0
 
-    cdef int take_ends(self) except -1:
-        """Take the completions of cancelled operations that are in the ring."""
+    cdef int complete_cancelled(self) except -1:
+        """Complete the cancelled operations whose completions are in the ring."""
         return 0
 
-    cdef bint busy(self) noexcept:
+    cdef bint has_operations(self) noexcept:
         """Whether an operation is in flight."""
         return False
 

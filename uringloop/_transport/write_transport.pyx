@@ -468,9 +468,9 @@ cdef class WriteTransport(FlowControl):
     cdef bint is_sending(self) noexcept:
         return self.send_op.in_flight
 
-    cdef int take_ends(self) except -1:
-        FlowControl.take_ends(self)
-        return self.loop.ring.take(&self.send_op)
+    cdef int complete_cancelled(self) except -1:
+        FlowControl.complete_cancelled(self)
+        return self.loop.ring.complete_now(&self.send_op)
 
     cdef int stop_operations(self) except -1:
         self.stop_reading()

@@ -25,9 +25,9 @@ cdef enum Put:
 
 
 cdef enum:
-    # The number of handles after which an inbox is busy. A program whose loops live for a few calls
-    # from other threads stays below it, so that each loop is freed with its last reference.
-    BUSY = 1000
+    # The number of handles after which an inbox is much used. A program whose loops live for a few
+    # calls from other threads stays below it, so that each loop is freed with its last reference.
+    MUCH_USED = 1000
 
 
 @cython.final
@@ -41,13 +41,13 @@ cdef class Inbox:
     cdef inline bint has_new(self) noexcept:
         return load_pointer(&self.newest) > CLOSED
 
-    cdef inline bint is_busy(self) noexcept:
+    cdef inline bint is_much_used(self) noexcept:
         """Return whether other threads have called the loop often."""
-        return self.received >= BUSY
+        return self.received >= MUCH_USED
 
     cdef Put put(self, Handle handle) noexcept
     cdef void woke(self) noexcept
-    cdef int take(self, ReadyQueue ready) except -1
+    cdef int drain_to(self, ReadyQueue ready) except -1
     cdef bint fall_asleep(self) noexcept
     cdef void wake_up(self) noexcept
     cdef int close(self) except -1

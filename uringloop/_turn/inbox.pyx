@@ -4,7 +4,7 @@ The inbox is one word, which says all that other threads need to know of the loo
 
     CLOSED <──close()── EMPTY <──fall_asleep(), wake_up()──> ASLEEP
                           │ ^                                  │
-                    put() │ │ take()                           │ put(): the caller wakes the loop
+                    put() │ │ drain_to()                       │ put(): the caller wakes the loop
                           v │                                  │
               the newest handle, linked to older ones <────────┘
 
@@ -61,7 +61,7 @@ cdef class Inbox:
 
     # ── for the loop's thread ────────────────────────────────────────────────────────────────
 
-    cdef int take(self, ReadyQueue ready) except -1:
+    cdef int drain_to(self, ReadyQueue ready) except -1:
         """Move all handles to *ready*, the oldest first. A MemoryError leaves the rest here."""
         cdef uintptr_t newest
         self._push_taken(ready)

@@ -8,7 +8,7 @@ with a GIL the other functions.
 from uringloop._kernel.atomics cimport load_int
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.ready cimport ReadyQueue
-from uringloop._turn.turn cimport LoopCore, give_back, running_thread, runs_here, try_to_claim
+from uringloop._turn.turn cimport LoopCore, running_thread, runs_here, try_to_claim, unclaim
 
 
 def thread_of(LoopCore loop not None):
@@ -48,11 +48,11 @@ cdef int sort_inbox(LoopCore loop) except -1:
     if not loop.inbox.has_new():
         return 0
     if runs_here(loop):
-        return loop.inbox.take(loop.ready)
+        return loop.inbox.drain_to(loop.ready)
     if try_to_claim(loop):
         try:
             if not load_int(&loop.closed):
-                loop.inbox.take(loop.ready)
+                loop.inbox.drain_to(loop.ready)
         finally:
-            give_back(loop)
+            unclaim(loop)
     return 0

@@ -158,7 +158,7 @@ cdef class LoopCore:
         if FREE_THREADED and not runs_here(self):
             return self.put(handle)
         if self.inbox.has_new():
-            self.inbox.take(self.ready)
+            self.inbox.drain_to(self.ready)
         return self.ready.push(handle)
     cdef inline int push_from_any_thread(self, Handle handle) except -1:
         """Like `push`, and wake the loop if another thread runs it."""
@@ -220,7 +220,7 @@ cdef inline bint try_to_claim(LoopCore loop) noexcept:
     return True
 
 
-cdef inline void give_back(LoopCore loop) noexcept:
+cdef inline void unclaim(LoopCore loop) noexcept:
     """Give back a loop that this thread has claimed; another one may run it now."""
     store_long_release(&loop.thread_id, 0)
 

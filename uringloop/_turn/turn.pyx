@@ -167,7 +167,7 @@ cdef class LoopCore:
                 cancelled = self.timers.compact()
             self.timers.push(timer)
         finally:
-            give_back(self)
+            unclaim(self)
             # Drop these timers only now: their destructors may wait for the loop.
             drop_chain(cancelled)
         return 0
@@ -279,8 +279,8 @@ cdef class LoopCore:
         self.ring.check_process()
         count_total(&self.counters.turns, 1)
         if self.inbox.has_new() or self.inbox.taken != NULL:
-            self.inbox.take(self.ready)
-            if self.inbox.is_busy():
+            self.inbox.drain_to(self.ready)
+            if self.inbox.is_much_used():
                 leave_to_collector(self)
         if self.timers.count:
             self.expire_timers()
@@ -593,7 +593,7 @@ cdef class LoopCore:
         # Whoever claims the loop from now on finds it closed.
         was_open = bool(replace_int(&self.closed, &is_open, True))
         if not inherited:
-            give_back(self)
+            unclaim(self)
         return was_open
 
     def _close(self):

@@ -47,7 +47,7 @@ from uringloop._turn.sleeper cimport (
     EpollUser,
     Sleeper,
 )
-from uringloop._turn.turn cimport LoopCore, give_back, runs_here, try_to_claim
+from uringloop._turn.turn cimport LoopCore, runs_here, try_to_claim, unclaim
 
 
 cdef enum:
@@ -138,7 +138,7 @@ cdef class Watchers(EpollUser):
                 self.loop.check_closed()
                 self.arm_later()
             finally:
-                give_back(self.loop)
+                unclaim(self.loop)
         else:
             self.loop.call_soon_threadsafe(self.arm_later)
         return handle
@@ -407,7 +407,7 @@ def transport_of(LoopCore loop not None, fd):
     try:
         return None if load_int(&loop.closed) else loop.fd_table.get(fd)
     finally:
-        give_back(loop)
+        unclaim(loop)
 
 
 cdef int watchers_on_events(Operation *op, int res, unsigned int flags) except -1:

@@ -272,7 +272,7 @@ cdef class TestingCore(LoopCore):
         cdef Py_ssize_t index
         self.check_choices()
         if self.inbox.has_new() or self.inbox.taken != NULL:
-            self.inbox.take(self.ready)
+            self.inbox.drain_to(self.ready)
         self.take_owed()
         self.maker = NOBODY
         if self.ready.count or self.ring.completions != self.completions:
