@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         "no receive is armed after ENOBUFS",
         "_net/stream_transport.pyx",
-        "            self.stop_taking()\n            return self.want_recv()\n",
-        "            self.stop_taking()\n            return 0\n",
+        "            self.return_to_polls()\n            return self.want_recv()\n",
+        "            self.return_to_polls()\n            return 0\n",
     ),
     Mutant(
         "no receive is armed after a multishot has ended",
@@ -55,7 +55,8 @@ MUTANTS = (
     Mutant(
         "the bytes of a multishot's last completion are dropped",
         "_net/stream_transport.pyx",
-        "        if res > 0:\n            return self.receive(res, flags)\n        self.loop.pool",
+        "        if res > 0:\n            return self.deliver_buffer(res, flags)\n"
+        "        self.loop.pool",
         "        if res > 0:\n            return 0\n        self.loop.pool",
     ),
     Mutant(
@@ -87,7 +88,7 @@ MUTANTS = (
     Mutant(
         "the end that a poll reports does not lead back to polls",
         "_net/stream_transport.pyx",
-        "            self.polls_left = ALWAYS_POLLED\n            return self.stop_taking()\n",
+        "            self.polls_left = ALWAYS_POLLED\n            return self.return_to_polls()\n",
         "            return 0\n",
     ),
     Mutant(
@@ -99,27 +100,28 @@ MUTANTS = (
     Mutant(
         "a pause does not cancel the receive",
         "_transport/read_transport.pyx",
-        "        store_int(&self.paused, True)\n        self.stop_taking()\n",
+        "        store_int(&self.paused, True)\n        self.return_to_polls()\n",
         "        store_int(&self.paused, True)\n",
     ),
     Mutant(
         "what a poll reports is received while reading is paused",
         "_transport/read_transport.pyx",
-        "        if not self.may_receive():\n            return 0\n        if self.is_busy",
+        "        if not self.may_receive():\n            return 0\n        if self.served",
         "        if self.receiving == ENDED or self.life >= CLOSING:\n            return 0\n"
-        "        if self.is_busy",
+        "        if self.served",
     ),
     Mutant(
         "what a poll reports in a busy turn is received at once",
         "_transport/read_transport.pyx",
-        "        if self.is_busy_turn():\n            self.readable = True\n            return 0\n",
+        "        if self.served_this_turn():\n"
+        "            self.readable = True\n            return 0\n",
         "",
     ),
     Mutant(
         "what a poll reports for large messages in a busy turn is received at once",
         "_net/stream_transport.pyx",
-        "return 0 if self.is_busy_turn() else self.read_directly()",
-        "return self.read_directly()",
+        "return 0 if self.served_this_turn() else self.recv_available()",
+        "return self.recv_available()",
     ),
     Mutant(
         "what was put off in a busy turn is not received later",
@@ -130,7 +132,7 @@ MUTANTS = (
     Mutant(
         "the end is told in the turn of the last bytes",
         "_net/stream_transport.pyx",
-        "        if self.is_busy_turn():\n            return self.stash_item",
+        "        if self.served_this_turn():\n            return self.stash_item",
         "        if False:\n            return self.stash_item",
     ),
     Mutant(
@@ -150,19 +152,19 @@ MUTANTS = (
     Mutant(
         "resume_reading receives in its own turn",
         "_transport/read_transport.pyx",
-        "        self.busy_turn = self.loop.counters.turns\n        if self.stash:\n",
+        "        self.served_turn = self.loop.counters.turns\n        if self.stash:\n",
         "        if self.stash:\n",
     ),
     Mutant(
         "a delivery that was queued before a pause is made in the turn of resume_reading",
         "_transport/read_transport.pyx",
-        "        if self.is_busy_turn():\n            return self.loop.add_delivery(self)\n",
+        "        if self.served_this_turn():\n            return self.loop.add_delivery(self)\n",
         "",
     ),
     Mutant(
         "a cancelled receive delivers in the turn of resume_reading",
         "_net/stream_transport.pyx",
-        "            self.polls_left != 0 and self.is_busy_turn())\n",
+        "            self.polls_left != 0 and self.served_this_turn())\n",
         "            False)\n",
     ),
     Mutant(
@@ -223,8 +225,8 @@ MUTANTS = (
     Mutant(
         "a receive that was started stays IDLE",
         "_transport/read_transport.pyx",
-        "        self.receiving = state\n        self.busy_turn",
-        "        self.busy_turn",
+        "        self.receiving = state\n        self.served_turn",
+        "        self.served_turn",
     ),
     Mutant(
         "a receive without a free buffer does not become STARVED",

@@ -23,7 +23,7 @@ cdef class DatagramTransport(FlowControl):
 
     cdef bint prepare_pool(self) except -1
     cdef bint is_replaced(self) except -1
-    cdef int receive(self, int size, unsigned int flags) except -1
+    cdef int deliver_buffer(self, int size, unsigned int flags) except -1
     cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1
     cdef int recvfrom_some(self) except -1
     cdef bint is_merging(self) except -1

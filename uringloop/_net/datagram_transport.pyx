@@ -135,7 +135,7 @@ cdef class DatagramTransport(FlowControl):
         self.starve(self.loop.datagram_pool)
         return False
 
-    cdef int stop_taking(self) except -1:
+    cdef int return_to_polls(self) except -1:
         self.polls_left = POLLS_FIRST
         return self.cancel_multishot()
 
@@ -145,11 +145,11 @@ cdef class DatagramTransport(FlowControl):
             return self.on_readable() if res > 0 else 0
         if res > 0:
             # The result counts the header and the address: it is positive for an empty datagram.
-            return self.receive(res, flags)
+            return self.deliver_buffer(res, flags)
         self.loop.datagram_pool.give_back(flags)
         return 0
 
-    cdef int receive_ready(self) except -1:
+    cdef int recv_ready(self) except -1:
         if not self.polled and self.is_merging():
             # Only a receive into the pool's buffers says where the merged datagrams begin.
             self.polls_left = 0
@@ -169,7 +169,7 @@ cdef class DatagramTransport(FlowControl):
             if res < 0 and res != -ECANCELED and res != -EINTR and res != -EAGAIN:
                 if res == -ENOTCONN or self.is_replaced():
                     self.end_input()
-                self.take_item(os_error(res, ""))
+                self.deliver_or_stash(os_error(res, ""))
         finally:
             self.want_recv()
         return 0
@@ -181,7 +181,7 @@ cdef class DatagramTransport(FlowControl):
         except OSError:
             return True
 
-    cdef int receive(self, int size, unsigned int flags) except -1:
+    cdef int deliver_buffer(self, int size, unsigned int flags) except -1:
         """Copy a datagram out of its buffer, give the buffer back, and deliver or stash it."""
         cdef const char *memory = self.loop.datagram_pool.take(flags, size)
         cdef const char *name = NULL
@@ -534,7 +534,7 @@ def make_datagram(
 
 
 cdef int datagram_on_recv(Operation *op, int res, unsigned int flags) except -1:
-    return (<DatagramTransport>op.owner).take_completion(res, flags)
+    return (<DatagramTransport>op.owner).on_recv(res, flags)
 
 
 cdef int datagram_on_room(Operation *op, int res, unsigned int flags) except -1:

@@ -62,7 +62,7 @@ cdef int EIO = error_numbers.EIO
 cdef class ReadPipeTransport(ReadTransport):
 
     def __cinit__(self, *args, **kwargs):
-        operation_init(&self.recv_op, read_pipe_on_read, <PyObject*>self)
+        operation_init(&self.recv_op, read_pipe_on_recv, <PyObject*>self)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
@@ -79,7 +79,7 @@ cdef class ReadPipeTransport(ReadTransport):
             return self.fatal_error(os_error(res, ""), READ_FAILED)
         return self.want_recv()
 
-    cdef int receive_ready(self) except -1:
+    cdef int recv_ready(self) except -1:
         cdef char *scratch = self.loop.scratch_memory()
         cdef int fd = self.fd
         cdef ssize_t size = uring_read_now(fd, scratch, SCRATCH_SIZE)
@@ -356,8 +356,8 @@ def make_write_pipe(LoopCore loop not None, pipe, protocol, waiter, *, watchable
     return transport
 
 
-cdef int read_pipe_on_read(Operation *op, int res, unsigned int flags) except -1:
-    return (<ReadPipeTransport>op.owner).take_completion(res, flags)
+cdef int read_pipe_on_recv(Operation *op, int res, unsigned int flags) except -1:
+    return (<ReadPipeTransport>op.owner).on_recv(res, flags)
 
 
 cdef int write_pipe_on_watch(Operation *op, int res, unsigned int flags) except -1:

@@ -32,22 +32,21 @@ cdef class StreamTransport(WriteTransport):
     cdef bint prepare_multishot(self) except -1
     cdef int watch_end(self) except -1
     cdef int on_end(self, int res) except -1
-    cdef int on_recv(self, int res, unsigned int flags) except -1
-    cdef int receive(self, int size, unsigned int flags) except -1
+    cdef int deliver_buffer(self, int size, unsigned int flags) except -1
     cdef Receiving choose_mode(self) except IDLE
     cdef int count_received(self, int size) except -1
     cdef int count_polled(self, int size) except -1
     cdef int enter_large(self) except -1
     cdef int leave_large(self) except -1
-    cdef int read_once(self) except -1
-    cdef int read_by_copy(self) except? -1
+    cdef int recv_once(self) except -1
+    cdef int recv_by_copy(self) except? -1
     cdef int on_poll(self, int res) except -1
-    cdef int read_directly(self) except -1
-    cdef int read_ended(self, int size) except -1
+    cdef int recv_available(self) except -1
+    cdef int end_reading_by(self, int size) except -1
     cdef int recv_some(self, char *memory, Py_ssize_t size, int *left) noexcept
-    cdef int read_some(self, int *left) except? -1
-    cdef int read_bytes(self, int *left) except? -1
-    cdef int read_into_buffer(self, int *left) except? -1
+    cdef int recv_and_deliver(self, int *left) except? -1
+    cdef int recv_bytes(self, int *left) except? -1
+    cdef int recv_into_buffer(self, int *left) except? -1
     cdef int end_reading(self, object item) except -1
 
 

@@ -167,7 +167,7 @@ cdef class StreamTransport(WriteTransport):
             return MULTISHOT
         return POLL_ONCE
 
-    cdef int stop_taking(self) except -1:
+    cdef int return_to_polls(self) except -1:
         if self.polls_left != ALWAYS_POLLED:
             self.polls_left = POLLS_FIRST
         return self.cancel_multishot()
@@ -175,15 +175,17 @@ cdef class StreamTransport(WriteTransport):
     cdef int on_recv(self, int res, unsigned int flags) except -1:
         if flags & IORING_CQE_F_MORE and res > 0:
             # The usual cases.
-            return self.receive(res, flags) if flags & IORING_CQE_F_BUFFER else self.on_poll(res)
-        return self.take_completion(res, flags)
+            if flags & IORING_CQE_F_BUFFER:
+                return self.deliver_buffer(res, flags)
+            return self.on_poll(res)
+        return WriteTransport.on_recv(self, res, flags)
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
         # Only a receive by the ring names a buffer.
         if not flags & IORING_CQE_F_BUFFER:
             return self.on_poll(res) if res > 0 else 0
         if res > 0:
-            return self.receive(res, flags)
+            return self.deliver_buffer(res, flags)
         self.loop.pool.give_back(flags)
         return 0
 
@@ -192,7 +194,7 @@ cdef class StreamTransport(WriteTransport):
             # The pool has no buffer: receive by polls, which need none.
             count_total(&self.loop.counters.starved, 1)
             self.loop.pool.grow()
-            self.stop_taking()
+            self.return_to_polls()
             return self.want_recv()
         if res == 0:
             return self.end_reading(EOF)
@@ -200,15 +202,15 @@ cdef class StreamTransport(WriteTransport):
             return self.end_reading(os_error(res, ""))
         return self.want_recv()
 
-    cdef int receive(self, int size, unsigned int flags) except -1:
+    cdef int deliver_buffer(self, int size, unsigned int flags) except -1:
         """Copy the bytes of a receive buffer out, and deliver or stash them."""
         cdef char *memory = self.loop.pool.take(flags, size)
         # After a pause the receive may bring bytes in the turn of resume_reading(): they wait for
         # the next turn.
         cdef bint stashing = self.paused or self.stash or (
-            self.polls_left != 0 and self.is_busy_turn())
+            self.polls_left != 0 and self.served_this_turn())
         cdef bytes data
-        self.busy_turn = self.loop.counters.turns
+        self.served_turn = self.loop.counters.turns
         self.count_received(size)
         try:
             if self.life >= CLOSING:
@@ -238,14 +240,14 @@ cdef class StreamTransport(WriteTransport):
 
     # ── one receive after one poll ───────────────────────────────────────────────────────────
 
-    cdef int receive_ready(self) except -1:
+    cdef int recv_ready(self) except -1:
         if self.is_multishot():
             # A nested run has armed a receive by the ring. What that has taken comes before what
             # the socket still has.
             return 0
-        return self.read_directly() if self.messages_large else self.read_once()
+        return self.recv_available() if self.messages_large else self.recv_once()
 
-    cdef int read_once(self) except -1:
+    cdef int recv_once(self) except -1:
         """Receive once, as a loop on a selector does after an event."""
         cdef int size
         cdef int left = 0
@@ -253,20 +255,20 @@ cdef class StreamTransport(WriteTransport):
             return 0
         try:
             if self.kind == BUFFERED:
-                size = self.read_into_buffer(&left)
+                size = self.recv_into_buffer(&left)
                 if size > 0:
                     self.count_polled(size)
             else:
-                size = self.read_by_copy()
+                size = self.recv_by_copy()
         except MemoryError as exc:
             return self.end_reading(exc)
         if size > 0:
-            self.busy_turn = self.loop.counters.turns
+            self.served_turn = self.loop.counters.turns
         elif size != -EAGAIN and size != -EINTR:
-            return self.read_ended(size)
+            return self.end_reading_by(size)
         return 0
 
-    cdef int read_by_copy(self) except? -1:
+    cdef int recv_by_copy(self) except? -1:
         """Receive into the loop's memory, and deliver a copy of what has come."""
         cdef char *memory = self.loop.scratch_memory()
         cdef int size = uring_receive(self.fd, memory, SCRATCH_SIZE)
@@ -301,7 +303,7 @@ cdef class StreamTransport(WriteTransport):
         self.reports_inq = uring_enable_inq(self.fd)
         if not self.room:
             self.room = ROOM_AT_START
-        return self.stop_taking()
+        return self.return_to_polls()
 
     cdef int leave_large(self) except -1:
         """Receive small messages from now on; the next poll reports what the socket has left."""
@@ -319,12 +321,12 @@ cdef class StreamTransport(WriteTransport):
             self.reports_inq = False
         self.readable = True
         try:
-            return 0 if self.is_busy_turn() else self.read_directly()
+            return 0 if self.served_this_turn() else self.recv_available()
         finally:
             # What is left in the socket is received in the next turn.
             self.want_recv()
 
-    cdef int read_directly(self) except -1:
+    cdef int recv_available(self) except -1:
         """Receive until the socket is empty, the protocol pauses, or READ_AT_ONCE_MAX bytes are
         received.
 
@@ -342,19 +344,19 @@ cdef class StreamTransport(WriteTransport):
                 # The protocol has forked, and this is the child.
                 return 0
             try:
-                size = self.read_some(&left)
+                size = self.recv_and_deliver(&left)
             except MemoryError as exc:
                 return self.end_reading(exc)
             if size == 0 or (size < 0 and size != -EINTR):
                 self.readable = False
                 if size == -EAGAIN:
                     break
-                return self.read_ended(size)
+                return self.end_reading_by(size)
             if size == -EINTR:
                 # Count the attempt: a filter may return EINTR for every call.
                 total += ROOM_AT_START
             if size > 0:
-                self.busy_turn = self.loop.counters.turns
+                self.served_turn = self.loop.counters.turns
                 total += size
                 self.count_received(size)
                 if left == 0 and not self.loop.nestable:
@@ -364,7 +366,7 @@ cdef class StreamTransport(WriteTransport):
             self.leave_large()
         return 0
 
-    cdef int read_ended(self, int size) except -1:
+    cdef int end_reading_by(self, int size) except -1:
         """A receive has returned *size*: 0 at the peer's end, or an error."""
         size = self.loop.ring.ended_by(self.fd, size)
         return self.end_reading(EOF if size == 0 else os_error(size, ""))
@@ -379,13 +381,13 @@ cdef class StreamTransport(WriteTransport):
             left[0] = -1
         return count
 
-    cdef int read_some(self, int *left) except? -1:
+    cdef int recv_and_deliver(self, int *left) except? -1:
         """Call recv(2) and deliver; return the number of bytes, 0 for EOF, or -errno."""
         cdef char *memory
         cdef int size
         cdef bytes data
         if self.kind == BUFFERED:
-            return self.read_into_buffer(left)
+            return self.recv_into_buffer(left)
         if self.kind == STREAM_READER:
             # The reader copies the bytes at once.
             memory = self.loop.scratch_memory()
@@ -394,14 +396,14 @@ cdef class StreamTransport(WriteTransport):
             memory = self.loop.pool.spare()
             size = self.recv_some(memory, self.loop.pool.size, left)
         else:
-            return self.read_bytes(left)
+            return self.recv_bytes(left)
         if size > 0:
             data = deliver_or_copy(self, memory, size)
             if data is not None:
                 deliver(self, data)
         return size
 
-    cdef int read_bytes(self, int *left) except? -1:
+    cdef int recv_bytes(self, int *left) except? -1:
         """Receive into the object that the protocol gets."""
         cdef PyObject *data = self.loop.freelist.make(self.room)
         cdef int size
@@ -422,7 +424,7 @@ cdef class StreamTransport(WriteTransport):
         self.loop.freelist.offer(owned)
         return size
 
-    cdef int read_into_buffer(self, int *left) except? -1:
+    cdef int recv_into_buffer(self, int *left) except? -1:
         """Receive into the protocol's own buffer; *left* is what the receive before has left."""
         cdef Py_buffer view
         cdef int size
@@ -492,7 +494,7 @@ cdef class StreamTransport(WriteTransport):
         if res != -ECANCELED:
             # A multishot receive would miss the end.
             self.polls_left = ALWAYS_POLLED
-            return self.stop_taking()
+            return self.return_to_polls()
         if self.is_multishot() and self.loop.ring.misses_ends():
             # The poll was cancelled because the loop has changed its ring, or its thread.
             return self.watch_end()
@@ -513,10 +515,10 @@ cdef class StreamTransport(WriteTransport):
         if (item is EOF and (self.queue.count or self.send_op.in_flight or self.life == BROKEN)
                 and uring_was_reset(self.fd)):
             item = os_error(-ECONNRESET, "")
-        if self.is_busy_turn():
+        if self.served_this_turn():
             # Bytes were delivered in this turn: what the protocol has scheduled runs first.
             return self.stash_item(item)
-        return self.take_item(item)
+        return self.deliver_or_stash(item)
 
     cdef int deliver_end(self, object item) except -1:
         cdef PyObject *result
@@ -538,7 +540,7 @@ cdef class StreamTransport(WriteTransport):
             return self.is_multishot()
         return self.receiving != ENDED or bool(self.stash)
 
-    cdef bint receive_rest(self) except -1:
+    cdef bint recv_rest(self) except -1:
         if self.paused:
             return False
         if self.stash:
@@ -546,21 +548,21 @@ cdef class StreamTransport(WriteTransport):
         if uring_peek(self.fd) <= 0:
             return False
         if self.messages_large:
-            self.read_directly()
+            self.recv_available()
         return True
 
     cdef int deliver_item(self, object item) except -1:
         """Deliver also what has come behind *item*: a selector would report all of it together."""
         cdef Py_ssize_t total = 0
         while isinstance(item, bytes):
-            self.busy_turn = self.loop.counters.turns
+            self.served_turn = self.loop.counters.turns
             total += len(item)
             deliver(self, item)
             if (self.paused or self.life >= CLOSING or total >= READ_AT_ONCE_MAX
                     or self.loop.ring.is_inherited()):
                 return 0
             if not self.stash:
-                return self.receive_ready() if self.receiving == IDLE else 0
+                return self.recv_ready() if self.receiving == IDLE else 0
             if not isinstance(self.stash[0], bytes):
                 # The next item is the end. What the bytes have caused runs before it is delivered.
                 return 0
@@ -590,7 +592,7 @@ cdef class StreamTransport(WriteTransport):
             # The send above has failed, and ended the connection.
             raise self.send_error or RuntimeError("the transport is closing")
         store_int(&self.paused, True)
-        self.stop_taking()
+        self.return_to_polls()
         # What the receive has taken by now goes to the stash.
         self.loop.ring.reap(&self.recv_op)
         if self.stash:

@@ -44,12 +44,12 @@ cdef class ReadTransport(Transport):
     # in any state, and a poll that has reported input may have ended or still be in flight.
     cdef int paused                 # by pause_reading; other threads ask is_reading()
     cdef bint readable              # a poll has reported input that is not received yet
-    cdef uint64_t busy_turn         # the turn in which something was last armed or delivered
+    cdef uint64_t served_turn       # the turn in which something was last armed or delivered
     cdef list stash                 # items that arrived while paused; None before the first one
 
     cdef int want_recv(self) except -1
     cdef int submit_recv(self) except -1
-    cdef int take_completion(self, int res, unsigned int flags) except -1
+    cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int on_received(self, int res, unsigned int flags) except -1
     cdef int on_recv_end(self, int res) except -1
     cdef int delay_recv(self, double seconds) except -1
@@ -62,14 +62,14 @@ cdef class ReadTransport(Transport):
     cdef int starve(self, BufferPool pool) except -1
     cdef int end_input(self) except -1
     cdef int stop_reading(self) except -1
-    cdef int stop_taking(self) except -1
+    cdef int return_to_polls(self) except -1
     cdef bint may_receive(self) noexcept
     cdef int on_readable(self) except -1
-    cdef int receive_ready(self) except -1
-    cdef bint is_busy_turn(self) noexcept
+    cdef int recv_ready(self) except -1
+    cdef bint served_this_turn(self) noexcept
     cdef int wait_for_stash(self) except -1
     cdef object refusal(self, object buffer)
-    cdef int take_item(self, object item) except -1
+    cdef int deliver_or_stash(self, object item) except -1
     cdef int stash_item(self, object item) except -1
     cdef int stash_first(self, object item) except -1
     cdef Py_ssize_t stash_rest(self, const char *rest, Py_ssize_t size) except -1

@@ -26,8 +26,8 @@ error, the end of the input. Each turn delivers one item, at the point where a s
 the descriptor, so that what a protocol schedules for one item runs before the next item. A stream
 delivers in one turn all its stashed bytes and those that the socket has by then.
 
-`take_completion` arms the next receive even if the protocol raises KeyboardInterrupt: no later
-completion would arm it.
+`on_recv` arms the next receive even if the protocol raises KeyboardInterrupt: no later completion
+would arm it.
 """
 
 from asyncio.log import logger
@@ -56,7 +56,7 @@ cdef class ReadTransport(Transport):
         """Prepare a receive or a poll, and `arm` it."""
         raise NotImplementedError
 
-    cdef int take_completion(self, int res, unsigned int flags) except -1:
+    cdef int on_recv(self, int res, unsigned int flags) except -1:
         """Deliver what a completion of `recv_op` brings; after the terminal one, receive again."""
         cdef bint is_last = not flags & IORING_CQE_F_MORE
         if is_last:
@@ -88,7 +88,7 @@ cdef class ReadTransport(Transport):
         """Put a prepared poll or receive in flight: *state* is POLL_ONCE, POLL or MULTISHOT."""
         assert self.receiving == IDLE
         self.receiving = state
-        self.busy_turn = self.loop.counters.turns
+        self.served_turn = self.loop.counters.turns
         return self.loop.ring.start(sqe, &self.recv_op)
 
     cdef int disarmed(self) except -1:
@@ -155,8 +155,8 @@ cdef class ReadTransport(Transport):
         """Cancel what waits for input."""
         return self.cancel_recv()
 
-    cdef int stop_taking(self) except -1:
-        """Take nothing more from the descriptor until want_recv()."""
+    cdef int return_to_polls(self) except -1:
+        """Cancel a receive by the ring: a poll, which takes no bytes, is armed next."""
         return self.cancel_multishot()
 
     cdef int deliver_item(self, object item) except -1:
@@ -184,7 +184,7 @@ cdef class ReadTransport(Transport):
             return exc
         return None
 
-    cdef int take_item(self, object item) except -1:
+    cdef int deliver_or_stash(self, object item) except -1:
         """Pass an item to the protocol, or stash it while reading is paused."""
         if self.paused or self.stash:
             return self.stash_item(item)
@@ -199,7 +199,7 @@ cdef class ReadTransport(Transport):
 
     cdef int wait_for_stash(self) except -1:
         """Take nothing more before the stash has been delivered."""
-        self.stop_taking()
+        self.return_to_polls()
         return 0 if self.paused else self.loop.add_delivery(self)
 
     cdef int stash_first(self, object item) except -1:
@@ -221,7 +221,7 @@ cdef class ReadTransport(Transport):
         """Deliver the first item of the stash, or receive what a poll has reported."""
         if self.paused or not OPEN <= self.life < CLOSING:
             return 0
-        if self.is_busy_turn():
+        if self.served_this_turn():
             # Reading was paused and resumed after this delivery had been queued.
             return self.loop.add_delivery(self)
         try:
@@ -233,16 +233,16 @@ cdef class ReadTransport(Transport):
                 self.deliver_item(item)
             elif self.readable and self.receiving != ENDED:
                 self.readable = False
-                self.receive_ready()
+                self.recv_ready()
         finally:
             self.want_recv()
         return 0
 
     # ── polls ────────────────────────────────────────────────────────────────────────────────
 
-    cdef bint is_busy_turn(self) noexcept:
+    cdef bint served_this_turn(self) noexcept:
         """Whether this turn has armed or delivered already; an enter in mid-turn may bring more."""
-        return self.busy_turn == self.loop.counters.turns
+        return self.served_turn == self.loop.counters.turns
 
     cdef bint may_receive(self) noexcept:
         """Whether a system call may receive: the protocol reads, and the ring takes nothing."""
@@ -254,12 +254,12 @@ cdef class ReadTransport(Transport):
         if not self.may_receive():
             # The next poll reports it again.
             return 0
-        if self.is_busy_turn():
+        if self.served_this_turn():
             self.readable = True
             return 0
-        return self.receive_ready()
+        return self.recv_ready()
 
-    cdef int receive_ready(self) except -1:
+    cdef int recv_ready(self) except -1:
         """Receive and deliver what a poll has reported."""
         raise NotImplementedError
 
@@ -281,7 +281,7 @@ cdef class ReadTransport(Transport):
         if self.life >= CLOSING or self.paused:
             return
         store_int(&self.paused, True)
-        self.stop_taking()
+        self.return_to_polls()
         if self.loop.in_debug_mode():
             logger.debug("%r pauses reading", self)
 
@@ -291,7 +291,7 @@ cdef class ReadTransport(Transport):
             return
         store_int(&self.paused, False)
         # As with a selector, what a poll still reports in this turn is received in the next one.
-        self.busy_turn = self.loop.counters.turns
+        self.served_turn = self.loop.counters.turns
         if self.stash:
             self.loop.add_delivery(self)
         elif not self.undo_cancel():

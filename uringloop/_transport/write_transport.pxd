@@ -49,7 +49,7 @@ cdef class WriteTransport(FlowControl):
     cdef int send_failed(self, object exc) except -1
     cdef object kept_error(self, object exc)
     cdef bint is_receiving(self) noexcept
-    cdef bint receive_rest(self) except -1
+    cdef bint recv_rest(self) except -1
     cdef int write_failed(self, object exc) except -1
     cdef int end_output(self) except -1
     cdef int stop_reading(self) except -1

@@ -367,7 +367,7 @@ cdef class WriteTransport(FlowControl):
         if self.life != BROKEN:
             return
         try:
-            if self.is_receiving() and self.receive_rest():
+            if self.is_receiving() and self.recv_rest():
                 turns = LAST_TURNS
         except BaseException:
             # A protocol's method has raised KeyboardInterrupt: continue in the next run.
@@ -393,7 +393,7 @@ cdef class WriteTransport(FlowControl):
         """Whether a receive may still bring bytes or an error."""
         return False
 
-    cdef bint receive_rest(self) except -1:
+    cdef bint recv_rest(self) except -1:
         """Receive what the socket holds, unless an armed receive does; return False if empty."""
         return False
 
