@@ -207,7 +207,7 @@ cdef class SharedListeners(EpollUser):
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
 
-    cdef int on_quiet(self) except -1:
+    cdef int search_missed(self) except -1:
         """Look for connections whose wake-up went to a process that has not accepted them."""
         cdef ListeningSocket listener
         if not self.others_accept():

@@ -28,7 +28,7 @@ cdef class EpollUser:
     cdef int on_ready(self, epoll_event *events, int count) except -1
     cdef int on_error(self, int res) except -1
     cdef int on_place(self) except -1
-    cdef int on_quiet(self) except -1
+    cdef int search_missed(self) except -1
     cdef int on_close(self) except -1
 
 
@@ -53,8 +53,8 @@ cdef class Sleeper:
     cdef int credit             # AT_EPOLL: what it has gained, less what it has cost
     cdef int64_t slept_ns       # in epoll_wait(2), by the newest sleep; 0 after a turn without one
     cdef int64_t looked_ns      # when a turn without a sleep last looked for events
-    cdef int64_t searched_ns    # when on_quiet() was last called
-    cdef int64_t quiet_ns       # between two calls of on_quiet(), and so the longest sleep
+    cdef int64_t searched_ns    # when search_missed() was last called
+    cdef int64_t search_interval_ns     # between two of these calls, and so the longest sleep
 
     cdef int close_epoll(self) except -1
 

@@ -95,8 +95,8 @@ cdef enum:
     # the wake-up with it, and no other process is woken for that connection. All processes search
     # for such connections at this interval, which doubles while nothing happens: a search costs
     # 50 us, most of it for leaving an idle state of the processor.
-    QUIET_NS = 50_000_000
-    QUIET_MAX_NS = 200_000_000
+    SEARCH_INTERVAL_NS = 50_000_000
+    SEARCH_INTERVAL_MAX_NS = 200_000_000
 
     # The interval at which a loop that watches nothing and does not sleep looks for connections.
     LOOK_EVERY_NS = 100_000
@@ -123,7 +123,7 @@ cdef class EpollUser:
         """Wait as the new place of the loop demands."""
         raise NotImplementedError
 
-    cdef int on_quiet(self) except -1:
+    cdef int search_missed(self) except -1:
         """Look for what epoll may have missed: nothing has happened for some time."""
         return 0
 
@@ -154,7 +154,7 @@ cdef class Sleeper:
         self.ring = ring
         self.waker_fd = waker_fd
         self.place = IN_RING
-        self.quiet_ns = QUIET_NS
+        self.search_interval_ns = SEARCH_INTERVAL_NS
         self.needed = TURNS_MIN
         # A loop with a kernel thread, one that busy-polls, and one that lets completions gather
         # leave the ring only for shared sockets.
@@ -293,7 +293,7 @@ cdef class Sleeper:
     cdef int64_t _longest_ns(self) noexcept:
         """Return how long a sleep may be at most, or 0 for no limit."""
         if self.exclusive:
-            return self.quiet_ns
+            return self.search_interval_ns
         return SLEEP_MAX_NS if self.ring.count else 0
 
     cdef int _sleep(self, int64_t timeout_ns) except -1:
@@ -325,7 +325,7 @@ cdef class Sleeper:
         if by_ring and not self.connection.events:
             self.ring.gather()
         if by_ring or self._has_events():
-            self.quiet_ns = QUIET_NS
+            self.search_interval_ns = SEARCH_INTERVAL_NS
         if self.connection.events:
             self._raise_credit(CONNECTION_CREDIT)
         elif by_ring or is_stale:
@@ -350,7 +350,7 @@ cdef class Sleeper:
         cdef int64_t now = uring_clock_ns() if self.exclusive else 0
         cdef bint looks = load_int(&self.watching) or now - self.looked_ns >= LOOK_EVERY_NS
         self.slept_ns = 0
-        self.quiet_ns = QUIET_NS
+        self.search_interval_ns = SEARCH_INTERVAL_NS
         self.ring.check_inherited()
         # A look also finds what a software ring has, which otherwise only an enter finds.
         if self.ring.has_submissions() or self.ring.has_task_work() or (
@@ -370,11 +370,11 @@ cdef class Sleeper:
 
     cdef int _search(self, int64_t now) except -1:
         """Let the listening sockets search for connections, if that is due."""
-        if self.connection.events or now - self.searched_ns < self.quiet_ns:
+        if self.connection.events or now - self.searched_ns < self.search_interval_ns:
             return 0
         self.searched_ns = now
-        self.quiet_ns = min(2 * self.quiet_ns, QUIET_MAX_NS)
-        return self.listeners.on_quiet()
+        self.search_interval_ns = min(2 * self.search_interval_ns, SEARCH_INTERVAL_MAX_NS)
+        return self.listeners.search_missed()
 
     cdef bint _ring_changes(self) noexcept:
         """Return whether the ring that ends sleeps at the instance was, or will be, replaced."""
