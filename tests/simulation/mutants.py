@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         "no receive of datagrams is armed after ENOBUFS",
         "_net/datagram_transport.pyx",
-        "        if res == -ENOBUFS:\n            return self.starve(self.loop.datagram_pool)\n",
+        "        if res == -ENOBUFS:\n            return self.starve()\n",
         "        if res == -ENOBUFS:\n            return 0\n",
     ),
     Mutant(

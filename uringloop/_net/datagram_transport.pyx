@@ -132,7 +132,7 @@ cdef class DatagramTransport(FlowControl):
         except OSError:
             self.polled = True
             return True
-        self.starve(self.loop.datagram_pool)
+        self.starve()
         return False
 
     cdef int return_to_polls(self) except -1:
@@ -161,7 +161,7 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int on_recv_end(self, int res) except -1:
         if res == -ENOBUFS:
-            return self.starve(self.loop.datagram_pool)
+            return self.starve()
         if res == -EBADF:
             # The program has closed the descriptor: each further receive would fail, too.
             return self.fatal_error(os_error(res, ""), READ_FAILED)

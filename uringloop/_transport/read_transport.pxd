@@ -3,7 +3,6 @@
 from libc.stdint cimport uint64_t
 
 from uringloop._kernel.io_uring cimport io_uring_sqe
-from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Operation
 from uringloop._transport.transport cimport Transport
 
@@ -17,7 +16,7 @@ cdef enum Receiving:
     PAUSING         # it is such a receive, and pause_reading() has prepared its cancel
     STOPPING        # it is such a receive, and something else has prepared its cancel
     DELAYED         # a timer calls _recv_later()
-    STARVED         # the pool has no free buffer; the loop calls rearm() when it has one
+    STARVED         # of datagrams: the pool has no free buffer; the loop calls rearm() when it has
     ENDED           # by EOF, or an error that stays; also a transport that only writes
 
 
@@ -59,7 +58,7 @@ cdef class ReadTransport(Transport):
     cdef int cancel_multishot(self) except -1
     cdef bint undo_cancel(self) noexcept
     cdef int cancel_recv(self) except -1
-    cdef int starve(self, BufferPool pool) except -1
+    cdef int starve(self) except -1
     cdef int end_input(self) except -1
     cdef int stop_reading(self) except -1
     cdef int return_to_polls(self) except -1

@@ -125,13 +125,13 @@ cdef class ReadTransport(Transport):
             return self.loop.ring.cancel(&self.recv_op)
         return self.cancel_multishot()
 
-    cdef int starve(self, BufferPool pool) except -1:
-        """Receive again when *pool* has a buffer; until then the bytes stay in the socket."""
+    cdef int starve(self) except -1:
+        """Receive again when datagrams' pool has a buffer; until then they stay in the socket."""
         if self.receiving == ENDED:
             return 0
         assert self.receiving == IDLE
         self.receiving = STARVED
-        return self.loop.starve(self, pool)
+        return self.loop.starve(self)
 
     cdef int delay_recv(self, double seconds) except -1:
         """Receive again after *seconds*."""

@@ -172,7 +172,7 @@ cdef class LoopCore:
     cdef int run_turn(self) except -1
     cdef int collect(self, bint held_back) except -1
     cdef int dispatch(self) except -1
-    cdef int rearm_starved(self, BufferPool pool) except -1
+    cdef int rearm_starved(self) except -1
     cdef int expire_timers(self) except -1
     cdef int run_due(self) except -1
     cdef int run_ready(self) except -1
@@ -198,8 +198,12 @@ cdef class LoopCore:
     cdef int flush_early(self) except -1
     cdef int add_delivery(self, Flushable item) except -1
     cdef int deliver_due(self, Py_ssize_t count) except -1
-    cdef int starve(self, Flushable item, BufferPool pool) except -1
-    cdef bint has_starved(self) noexcept
+    cdef int starve(self, Flushable item) except -1
+
+    cdef inline bint has_starved(self) noexcept:
+        """Return whether a receive waits for a buffer. Streams poll instead."""
+        return self.datagram_pool.has_starved()
+
     cdef inline int push_timer(self, TimerHandle timer) except -1:
         if FREE_THREADED and not runs_here(self):
             return self.push_timer_from_elsewhere(timer)

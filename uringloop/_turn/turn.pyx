@@ -324,8 +324,8 @@ cdef class LoopCore:
             before = self.ring.completions - before
             count_total(&self.counters.batches[log2_at_most(before, BATCH_SIZES - 1)], 1)
             count_total(&self.counters.batched, before)
-        if self.datagram_pool.has_starved():
-            self.rearm_starved(self.datagram_pool)
+        if self.has_starved():
+            self.rearm_starved()
         return 0
 
     @cython.final
@@ -338,8 +338,9 @@ cdef class LoopCore:
                 self.call_exception_handler(
                     {"message": "No memory to handle a completion", "exception": exc})
 
-    cdef int rearm_starved(self, BufferPool pool) except -1:
+    cdef int rearm_starved(self) except -1:
         """Re-arm as many starved receives as the pool has buffers: more would starve again."""
+        cdef BufferPool pool = self.datagram_pool
         cdef Py_ssize_t count = min(len(pool.starved), pool.published or pool.at_start)
         cdef list rearming = pool.starved[:count]
         cdef Flushable item
@@ -532,16 +533,12 @@ cdef class LoopCore:
             self.ring.submit_only()
         return 0
 
-    cdef int starve(self, Flushable item, BufferPool pool) except -1:
-        """Queue *item* until the receive buffers of this batch have been given back."""
+    cdef int starve(self, Flushable item) except -1:
+        """Queue *item*, of datagrams, until the buffers of this batch have been given back."""
         count_total(&self.counters.starved, 1)
-        pool.grow()
-        pool.starved.append(item)
+        self.datagram_pool.grow()
+        self.datagram_pool.starved.append(item)
         return 0
-
-    cdef bint has_starved(self) noexcept:
-        # Streams do not starve: without a buffer they poll.
-        return self.datagram_pool.has_starved()
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 
@@ -611,8 +608,7 @@ cdef class LoopCore:
             self.ready.spare.clear()
             self.timers.spare.clear()
             self.freelist.clear()
-            for each in (self.flush_list, self.deliveries, self.pool.starved,
-                         self.datagram_pool.starved):
+            for each in (self.flush_list, self.deliveries, self.datagram_pool.starved):
                 each.clear()
             self.delivery_count = 0
             self.sleeper.close_epoll()
