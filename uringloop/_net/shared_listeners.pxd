@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.sleeper cimport EpollUser, Sleeper
-from uringloop._turn.turn cimport Flushable, LoopCore
+from uringloop._turn.turn cimport LoopCore, TurnUser
 
 
 cdef enum:
@@ -12,7 +12,7 @@ cdef enum:
     ACCEPTS_MAX = 32
 
 
-cdef class ListeningSocket(Flushable):
+cdef class ListeningSocket(TurnUser):
     cdef LoopCore loop
     cdef int fd
     cdef object inode           # of the socket: the same in all processes that have it

@@ -4,10 +4,10 @@ from typing import Self
 
 from typing_extensions import disjoint_base
 
-from uringloop._turn.turn import Flushable, LoopCore
+from uringloop._turn.turn import LoopCore, TurnUser
 
 @disjoint_base
-class ListeningSocket(Flushable):
+class ListeningSocket(TurnUser):
     def start(self) -> None: ...
 
 @disjoint_base

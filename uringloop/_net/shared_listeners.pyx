@@ -34,7 +34,7 @@ from uringloop._kernel.wakeup cimport uring_new_wake_fd
 from uringloop._net.shared_sockets cimport uring_is_crowded, uring_is_shared, uring_mark_shared
 from uringloop._ring.features cimport SHARED_ACCEPT
 from uringloop._turn.sleeper cimport EpollUser, listening_fd, listening_key
-from uringloop._turn.turn cimport Flushable, LoopCore
+from uringloop._turn.turn cimport LoopCore, TurnUser
 
 
 cdef enum:
@@ -63,7 +63,7 @@ cdef enum:
 cdef dict LOOPS = {}
 os.register_at_fork(after_in_child=LOOPS.clear)
 
-cdef class ListeningSocket(Flushable):
+cdef class ListeningSocket(TurnUser):
     """A listening socket, as SharedListeners use it."""
 
     def start(self):

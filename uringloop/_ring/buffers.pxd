@@ -27,7 +27,7 @@ cdef class BufferPool:
     cdef int generation               # of the ring that the pool is registered with
     cdef readonly int out             # buffers between their completion and give_back
     cdef double fill                  # moving average of the bytes received into a buffer
-    cdef list starved                 # of Flushable, whose receives wait for buffers: of datagrams
+    cdef list starved                 # of TurnUser, whose receives wait for buffers: of datagrams
 
     cdef inline bint has_starved(self) noexcept:
         return list_size(<PyObject*>self.starved) != 0

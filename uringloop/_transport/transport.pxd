@@ -4,7 +4,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t
 
-from uringloop._turn.turn cimport Flushable, LoopCore
+from uringloop._turn.turn cimport LoopCore, TurnUser
 
 
 cdef class Connections:
@@ -32,7 +32,7 @@ cdef extern from "_kernel/atomics.h":
     void store_life "uring_store" (Life *field, Life life)
 
 
-cdef class Transport(Flushable):
+cdef class Transport(TurnUser):
     cdef LoopCore loop
     cdef object protocol        # None after the release
     cdef object context         # every callback of the protocol runs in it

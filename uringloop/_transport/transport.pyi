@@ -6,7 +6,7 @@ from typing import Self
 
 from typing_extensions import disjoint_base
 
-from uringloop._turn.turn import Flushable, LoopCore
+from uringloop._turn.turn import LoopCore, TurnUser
 
 @disjoint_base
 class Connections:
@@ -17,7 +17,7 @@ class Connections:
     def transports(self) -> list[asyncio.Transport]: ...
 
 @disjoint_base
-class Transport(Flushable):
+class Transport(TurnUser):
     def __init__(self, *args: object, **kwargs: object) -> None: ...
     def get_extra_info(self, name: str, default: object = None) -> object: ...
     def is_closing(self) -> bool: ...

@@ -51,7 +51,7 @@ from uringloop._kernel.libc cimport close
 from uringloop._kernel.waits cimport uring_lingers
 from uringloop._transport.asyncio_reader cimport call_connection_lost
 from uringloop._turn.handles cimport Handle, fill
-from uringloop._turn.turn cimport Flushable, LoopCore, is_elsewhere
+from uringloop._turn.turn cimport LoopCore, TurnUser, is_elsewhere
 
 
 # asyncio's sendfile() requires this subclass of asyncio.Transport.
@@ -96,7 +96,7 @@ cdef class Connections:
         return found
 
 
-cdef class Transport(Flushable):
+cdef class Transport(TurnUser):
 
     def __cinit__(self, *args, **kwargs):
         self.fd = -1

@@ -60,8 +60,8 @@ cdef struct Counters:
     int64_t lag_max_ns
 
 
-cdef class Flushable:
-    # An object with work for the end of a turn: a transport.
+cdef class TurnUser:
+    # An object that the loop calls at certain points of a turn: a transport, or a listening socket.
     cdef bint flush_queued      # on the loop's flush list
     cdef bint delivery_queued   # on the loop's list of deliveries
 
@@ -82,11 +82,11 @@ cdef class LoopCore:
     cdef SenderCache senders    # of datagrams
     cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
     cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
-    cdef list flush_list        # of Flushable, flushed at the end of the turn
+    cdef list flush_list        # of TurnUser, flushed at the end of the turn
     # An empty list, the next flush_list: the two take turns, so that no turn makes a new one. None
     # while flush_all() runs; a run that is nested in it makes its own.
     cdef list flushed_list
-    cdef object deliveries      # deque of Flushable: each delivers after the next turn's callbacks
+    cdef object deliveries      # deque of TurnUser: each delivers after the next turn's callbacks
     cdef Py_ssize_t delivery_count      # its length
     cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
     cdef Sleeper sleeper        # decides where the loop sleeps
@@ -194,11 +194,11 @@ cdef class LoopCore:
     cdef int sleep(self, int64_t timeout_ns) except -1
     cdef bint fetch_held_back(self) except -1
     cdef int submit(self) except -1
-    cdef int add_flush(self, Flushable item) except -1
+    cdef int add_flush(self, TurnUser item) except -1
     cdef int flush_early(self) except -1
-    cdef int add_delivery(self, Flushable item) except -1
+    cdef int add_delivery(self, TurnUser item) except -1
     cdef int deliver_due(self, Py_ssize_t count) except -1
-    cdef int starve(self, Flushable item) except -1
+    cdef int starve(self, TurnUser item) except -1
 
     cdef inline bint has_starved(self) noexcept:
         """Return whether a receive waits for a buffer. Streams poll instead."""

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 @disjoint_base
-class Flushable: ...
+class TurnUser: ...
 
 @disjoint_base
 class LoopCore:

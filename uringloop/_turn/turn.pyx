@@ -70,9 +70,10 @@ cdef object FUTURE = asyncio.Future
 cdef tuple NO_ARGS = ()
 
 
-cdef class Flushable:
+cdef class TurnUser:
 
     cdef int flush(self) except -1:
+        """Do what is left for the end of the turn: send, or accept again."""
         raise NotImplementedError
 
     cdef int flush_alone(self) except -1:
@@ -80,11 +81,11 @@ cdef class Flushable:
         return self.flush()
 
     cdef int rearm(self) except -1:
-        """Arm again the receive that has found no buffer."""
+        """Arm again, after the completions, the receive that has found no buffer."""
         raise NotImplementedError
 
     cdef int deliver_more(self) except -1:
-        """Deliver what was left in an earlier turn."""
+        """Deliver, after the completions, what was left in an earlier turn."""
         raise NotImplementedError
 
 
@@ -343,7 +344,7 @@ cdef class LoopCore:
         cdef BufferPool pool = self.datagram_pool
         cdef Py_ssize_t count = min(len(pool.starved), pool.published or pool.at_start)
         cdef list rearming = pool.starved[:count]
-        cdef Flushable item
+        cdef TurnUser item
         del pool.starved[:count]
         for item in rearming:
             item.rearm()
@@ -422,7 +423,7 @@ cdef class LoopCore:
     @cython.final
     cdef int flush_all(self) except -1:
         cdef list items
-        cdef Flushable item
+        cdef TurnUser item
         cdef Py_ssize_t index = 0
         cdef Py_ssize_t count = list_size(<PyObject*>self.flush_list)
         if count:
@@ -431,7 +432,7 @@ cdef class LoopCore:
             self.flushed_list = None
             try:
                 while index < count:
-                    item = <Flushable>PyList_GET_ITEM_borrowed(items, index)
+                    item = <TurnUser>PyList_GET_ITEM_borrowed(items, index)
                     index += 1
                     item.flush_queued = False
                     if count == 1:
@@ -493,14 +494,14 @@ cdef class LoopCore:
 
     # ── for transports ───────────────────────────────────────────────────────────────────────
 
-    cdef int add_flush(self, Flushable item) except -1:
+    cdef int add_flush(self, TurnUser item) except -1:
         """Have *item* flushed at the end of this turn."""
         if not item.flush_queued:
             item.flush_queued = True
             self.flush_list.append(item)
         return 0
 
-    cdef int add_delivery(self, Flushable item) except -1:
+    cdef int add_delivery(self, TurnUser item) except -1:
         """Have *item* deliver more in the next turn, where a selector would report it again."""
         if not item.delivery_queued:
             item.delivery_queued = True
@@ -510,7 +511,7 @@ cdef class LoopCore:
 
     cdef int deliver_due(self, Py_ssize_t count) except -1:
         """Let the first *count* items deliver: those that were queued before this turn."""
-        cdef Flushable item
+        cdef TurnUser item
         # A nested run may have taken some of them.
         while count and self.delivery_count:
             count -= 1
@@ -533,7 +534,7 @@ cdef class LoopCore:
             self.ring.submit_only()
         return 0
 
-    cdef int starve(self, Flushable item) except -1:
+    cdef int starve(self, TurnUser item) except -1:
         """Queue *item*, of datagrams, until the buffers of this batch have been given back."""
         count_total(&self.counters.starved, 1)
         self.datagram_pool.grow()
