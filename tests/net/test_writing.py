@@ -175,6 +175,26 @@ async def test_a_large_write_arrives_whole(each_loop: Loop, megabytes: int) -> N
 
 
 @on_loop
+async def test_bytes_that_are_sent_do_not_make_the_next_write_leave_early(
+    loop: uringloop.Loop,
+) -> None:
+    large = noise(0, 10_000)
+    async with stream(loop, Collector(loop)) as (transport, peer):
+        peer.settimeout(10)
+        # Each of these writes sends its bytes at once.
+        for _ in range(30):
+            transport.write(large)
+            received = b""
+            while len(received) < len(large):
+                received += peer.recv(len(large))
+        peer.setblocking(False)
+        entries = loop._kernel_entries
+        transport.write(b"end")
+        assert loop._kernel_entries == entries
+        assert await read_exactly(loop, peer, 3) == b"end"
+
+
+@on_loop
 async def test_both_directions_carry_large_data_at_once(each_loop: Loop) -> None:
     left, right = Collector(each_loop), Collector(each_loop)
     to_left, to_right = noise(PLENTY, 1), noise(PLENTY, 2)

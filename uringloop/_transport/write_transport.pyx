@@ -173,14 +173,15 @@ cdef class WriteTransport(FlowControl):
 
     cdef int queue_grew(self, Py_ssize_t size) except -1:
         """The queue has grown by *size*: send at once if it is large, else at the turn's end."""
-        self.loop.queued_bytes += size
         if self.queue.size >= SEND_AT_ONCE_MIN or self.queue.size > self.high_water:
             self.send_now()
+            size = min(size, self.queue.size)
             if self.queue.size > self.high_water:
                 # asyncio pauses the protocol only for bytes that the socket had no room for.
                 self.pause_sending()
         if not self.send_op.in_flight and self.queue.count:
             self.loop.add_flush(self)
+            self.loop.queued_bytes += size
             if self.loop.queued_bytes > QUEUED_BYTES_MAX:
                 self.loop.flush_early()
         return 0

@@ -88,7 +88,7 @@ cdef class LoopCore:
     cdef list flushed_list
     cdef object deliveries      # deque of TurnUser: each delivers after the next turn's callbacks
     cdef Py_ssize_t delivery_count      # its length
-    cdef Py_ssize_t queued_bytes    # written in this turn and not yet submitted
+    cdef Py_ssize_t queued_bytes    # written in this turn, and left for the end of the turn
     cdef Sleeper sleeper        # decides where the loop sleeps
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
