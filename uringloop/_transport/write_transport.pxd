@@ -35,8 +35,7 @@ cdef class WriteTransport(FlowControl):
     cdef int pull_source(self) except -1
     cdef bint is_awaited(self) noexcept
     cdef bint loses_writes(self) noexcept
-    cdef int check_eof(self) except -1
-    cdef int check_eof_of_lines(self) except -1
+    cdef int check_writable(self, str method) except -1
     cdef int queue_grew(self, Py_ssize_t size) except -1
     cdef int pause_sending(self) except -1
     cdef int send_now(self) except -1

@@ -90,7 +90,7 @@ cdef class WriteTransport(FlowControl):
         cdef bytes owned
         self.loop.check_owner()
         owned = data if type(data) is bytes else as_bytes(data)
-        self.check_eof()
+        self.check_writable("write")
         if PyBytes_GET_SIZE(owned) == 0:
             return 0
         if self.loses_writes():
@@ -104,7 +104,7 @@ cdef class WriteTransport(FlowControl):
         cdef list items
         self.loop.check_owner()
         if not WRITELINES_JOINS:
-            self.check_eof_of_lines()
+            self.check_writable("writelines")
         pieces = list_of_data if type(list_of_data) is list else as_list(list_of_data)
         try:
             items = [as_bytes(data) for data in pieces]
@@ -116,7 +116,7 @@ cdef class WriteTransport(FlowControl):
         """Queue the *items* of writelines(), bytes objects."""
         cdef bytes owned
         cdef Py_ssize_t size = 0
-        self.check_eof()
+        self.check_writable("write")
         if self.loses_writes():
             # Empty data is not a lost write.
             return self.warn_lost() if items.count(b"") < len(items) else 0
@@ -150,18 +150,12 @@ cdef class WriteTransport(FlowControl):
             self.loop.check_owner()
             self.begin_close()
 
-    cdef int check_eof(self) except -1:
+    cdef int check_writable(self, str method) except -1:
+        """Raise RuntimeError after write_eof(), and while sendfile() sends."""
         if self.output != WRITABLE:
-            raise RuntimeError("Cannot call write() after write_eof()")
+            raise RuntimeError(f"Cannot call {method}() after write_eof()")
         if self.sendfile_waiter is not None:
-            raise RuntimeError("unable to write; sendfile is in progress")
-        return 0
-
-    cdef int check_eof_of_lines(self) except -1:
-        if self.output != WRITABLE:
-            raise RuntimeError("Cannot call writelines() after write_eof()")
-        if self.sendfile_waiter is not None:
-            raise RuntimeError("unable to writelines; sendfile is in progress")
+            raise RuntimeError(f"unable to {method}; sendfile is in progress")
         return 0
 
     @cython.final
