@@ -54,7 +54,7 @@ softring *softring_open(struct io_uring *queues, unsigned sq_entries, unsigned c
     *error = -ENOMEM;
     if (s == NULL)
         return NULL;
-    s->epoll_fd = s->accept_epoll_fd = -1;
+    s->epoll_fd = s->sleep_epoll_fd = -1;
     s->table_size = SOFT_TABLE_MIN;
     s->table = calloc(s->table_size, sizeof(*s->table));
     s->memory = calloc(1, sq_entries * sizeof(struct io_uring_sqe) +
@@ -309,8 +309,8 @@ void softring_wake_up(softring *s) {
     soft_wake_up(s);
 }
 
-int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
-    return soft_join_accept_epoll(s, accept_epoll_fd, data);
+int softring_add_to_epoll(softring *s, int sleep_epoll_fd, uint64_t data) {
+    return soft_join_sleep_epoll(s, sleep_epoll_fd, data);
 }
 
 /* ── the world ──────────────────────────────────────────────────────────────────────────────── */

@@ -46,11 +46,11 @@ void softring_post(softring *s, uint64_t user_data, int res, unsigned flags);
  * events. */
 bool softring_is_due(softring *s);
 
-/* Adds the ring to the epoll instance *accept_epoll_fd*, at which the loop may sleep instead of in
+/* Adds the ring to the epoll instance *sleep_epoll_fd*, at which the loop may sleep instead of in
  * softring_enter. There, an event with *data* says that there is something to enter for. No request
  * may wait for that instance. The caller passes -1 before it closes the instance. Returns 0 or
  * -errno. */
-int softring_add_to_epoll(softring *s, int accept_epoll_fd, uint64_t data);
+int softring_add_to_epoll(softring *s, int sleep_epoll_fd, uint64_t data);
 
 /* Begin and end a sleep at that instance. The first returns false if there is already something to
  * enter for. */

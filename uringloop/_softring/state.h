@@ -167,8 +167,8 @@ struct softring {
     bool starved;        /* a receive has ended with ENOBUFS during this look */
     bool has_stale_file; /* epoll reports a file that cannot be removed from it */
     int epoll_fd;
-    int accept_epoll_fd; /* the caller's epoll instance, at which the loop may sleep; or -1 */
-    uint64_t accept_epoll_data;  /* of the ring's events there */
+    int sleep_epoll_fd; /* the caller's epoll instance, at which the loop may sleep; or -1 */
+    uint64_t sleep_epoll_data; /* of the ring's events there */
     soft_watch *watches; /* by number of the descriptor */
     int watches_size;
     soft_request **table; /* by user_data; a power of two */

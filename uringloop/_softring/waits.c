@@ -251,12 +251,12 @@ static void soft_on_event(softring *s, const struct epoll_event *event) {
     soft_renew(s, fd, event->events, left);
 }
 
-static int soft_register_at_accept_epoll(softring *s) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = s->accept_epoll_data};
+static int soft_register_at_sleep_epoll(softring *s) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = s->sleep_epoll_data};
 
-    if (s->accept_epoll_fd < 0)
+    if (s->sleep_epoll_fd < 0)
         return 0;
-    return epoll_ctl(s->accept_epoll_fd, EPOLL_CTL_ADD, s->epoll_fd, &event) < 0 ? -errno : 0;
+    return epoll_ctl(s->sleep_epoll_fd, EPOLL_CTL_ADD, s->epoll_fd, &event) < 0 ? -errno : 0;
 }
 
 /* Replaces the epoll instance by one that has only the descriptors with requests. A file whose
@@ -276,7 +276,7 @@ static void soft_replace_epoll(softring *s) {
         return;
     if (s->pool != NULL)
         soft_watch_pool(s, s->pool->wake_fd);
-    soft_register_at_accept_epoll(s);
+    soft_register_at_sleep_epoll(s);
     for (fd = 0; fd < s->watches_size; fd++) {
         s->watches[fd].known = false;
         s->watches[fd].registered = 0;
@@ -309,18 +309,18 @@ void soft_wake_up(softring *s) {
         atomic_store(&s->pool->sleeping, false);
 }
 
-int soft_join_accept_epoll(softring *s, int accept_epoll_fd, uint64_t data) {
+int soft_join_sleep_epoll(softring *s, int sleep_epoll_fd, uint64_t data) {
     struct epoll_event event = {0};
 
-    if (s->accept_epoll_fd >= 0)
-        epoll_ctl(s->accept_epoll_fd, EPOLL_CTL_DEL, s->epoll_fd, &event);
-    if (accept_epoll_fd >= 0 && accept_epoll_fd < s->watches_size)
+    if (s->sleep_epoll_fd >= 0)
+        epoll_ctl(s->sleep_epoll_fd, EPOLL_CTL_DEL, s->epoll_fd, &event);
+    if (sleep_epoll_fd >= 0 && sleep_epoll_fd < s->watches_size)
         /* A request may have waited for this instance (EPOLL_WAIT). The ring's own instance, which
          * is added to it below, must not contain it. */
-        soft_drop_watch(s, accept_epoll_fd);
-    s->accept_epoll_fd = accept_epoll_fd;
-    s->accept_epoll_data = data;
-    return soft_register_at_accept_epoll(s);
+        soft_drop_watch(s, sleep_epoll_fd);
+    s->sleep_epoll_fd = sleep_epoll_fd;
+    s->sleep_epoll_data = data;
+    return soft_register_at_sleep_epoll(s);
 }
 
 /* Waits *timeout_ns* (-1: no limit) for events, and retries the requests that wait for them.

@@ -13,7 +13,7 @@ bool soft_drop_watch(softring *s, int fd);
 void soft_end(softring *s, soft_request *request);
 bool soft_fall_asleep(softring *s);
 void soft_wake_up(softring *s);
-int soft_join_accept_epoll(softring *s, int accept_epoll_fd, uint64_t data);
+int soft_join_sleep_epoll(softring *s, int sleep_epoll_fd, uint64_t data);
 int soft_look(softring *s, int64_t timeout_ns);
 int soft_watch_pool(softring *s, int fd);
 
