@@ -58,10 +58,7 @@ cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size
     protocol with get_buffer() gets an object, too.
     """
     if transport.kind >= BUFFERED and not transport.loop.nestable:
-        if transport.kind == TLS and not transport.loop.in_debug_mode():
-            deliver_records(transport, memory, size)
-        else:
-            deliver_buffered(transport, memory, size)
+        deliver_memory(transport, memory, size)
         return None
     if PLAIN < transport.kind < BUFFERED and feed_reader(transport, memory, size):
         return None
@@ -72,9 +69,7 @@ cdef int deliver(ReadTransport transport, bytes data) except -1:
     """Pass *data* to the protocol."""
     cdef PyObject *result
     if transport.kind >= BUFFERED:
-        if transport.kind == TLS and not transport.loop.in_debug_mode():
-            return deliver_records(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
-        return deliver_buffered(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        return deliver_memory(transport, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
     if transport.kind == COMPILED and feed_object(transport, data):
         return 0
     result = transport.call(NAME_DATA_RECEIVED, <PyObject*>data)
@@ -82,6 +77,14 @@ cdef int deliver(ReadTransport transport, bytes data) except -1:
         return transport.fatal_error(pending_exception(), DATA_RECEIVED_FAILED)
     Py_DECREF_owned(result)
     return 0
+
+
+cdef inline int deliver_memory(
+        ReadTransport transport, const char *data, Py_ssize_t size) except -1:
+    """Pass *data* to a protocol that has buffers of its own."""
+    if transport.kind == TLS and not transport.loop.in_debug_mode():
+        return deliver_records(transport, data, size)
+    return deliver_buffered(transport, data, size)
 
 
 cdef bint feed_reader(ReadTransport transport, const char *memory, int size) except -1:
