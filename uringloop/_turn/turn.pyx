@@ -581,15 +581,20 @@ cdef class LoopCore:
 
     def _begin_close(self):
         """Refuse work from now on; return True to the one caller that has to close the loop."""
-        cdef int is_open = False
-        # In a forked child the threads do not exist, and nobody gives the loop back.
+        cdef int expected = False
         cdef bint inherited = self.ring.is_inherited()
+        cdef bint is_running
         if load_int(&self.closed):
             return False
-        if runs_here(self) if inherited else not try_to_claim(self):
+        if inherited:
+            # The threads do not exist in a forked child, and nobody gives the loop back.
+            is_running = runs_here(self)
+        else:
+            is_running = not try_to_claim(self)
+        if is_running:
             raise RuntimeError("Cannot close a running event loop")
         # Whoever claims the loop from now on finds it closed.
-        was_open = bool(replace_int(&self.closed, &is_open, True))
+        was_open = bool(replace_int(&self.closed, &expected, True))
         if not inherited:
             unclaim(self)
         return was_open
