@@ -51,7 +51,7 @@ from uringloop._kernel.sockets cimport (
     uring_prep_recvmsg_multishot,
 )
 from uringloop._ring.buffers cimport DATAGRAM_GROUP
-from uringloop._ring.features cimport MULTISHOT_RECV, uses
+from uringloop._ring.features cimport MULTISHOT_RECV
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
 from uringloop._transport.read_transport cimport (
@@ -519,7 +519,7 @@ def make_datagram(
     cdef DatagramTransport transport = kind.__new__(kind)
     cdef bint polled = (
         sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
-        or not uses(MULTISHOT_RECV))
+        or not loop.ring.uses(MULTISHOT_RECV))
     transport.polled = polled
     transport.polls_left = POLLS_FIRST
     transport.adopt(loop, sock, socket_extra(sock, None))

@@ -81,7 +81,7 @@ from uringloop._net.delivery cimport (
 )
 from uringloop._net.sock_calls cimport family_of
 from uringloop._ring.buffers cimport STREAM_GROUP
-from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT, uses
+from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT
 from uringloop._ring.ring cimport Operation, Ring, operation_init
 from uringloop._transport.read_transport cimport (
     BUFFERED,
@@ -138,10 +138,13 @@ cdef class StreamTransport(WriteTransport):
 
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.recv_op, stream_on_recv, <PyObject*>self)
-        self.polls_left = POLLS_FIRST if uses(MULTISHOT_RECV) else ALWAYS_POLLED
 
     def __dealloc__(self):
         PyMem_Free(self.end_op)
+
+    cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1:
+        self.polls_left = POLLS_FIRST if loop.ring.uses(MULTISHOT_RECV) else ALWAYS_POLLED
+        return WriteTransport.adopt_descriptor(self, loop, fd)
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
