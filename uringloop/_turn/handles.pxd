@@ -48,7 +48,7 @@ cdef class ThreadSafeHandle(Handle):
     cdef unsigned long holder       # the thread that holds the mutex, which may lock it again; or 0
     cdef int forget(self) except -1
     cdef bint lock(self) noexcept
-    cdef void unlock(self, bint locked) noexcept
+    cdef void unlock(self) noexcept
 
 
 cdef class TimerHandle(Handle):

@@ -223,15 +223,17 @@ cdef class ThreadSafeHandle(Handle):
         try:
             self.drop()
         finally:
-            self.unlock(locked)
+            if locked:
+                self.unlock()
 
     def cancelled(self):
         """Return True if the callback was cancelled; if it is running, wait for its end."""
-        self.unlock(self.lock())
+        if self.lock():
+            self.unlock()
         return load_int(&self.is_cancelled) != 0
 
     cdef bint lock(self) noexcept:
-        """Wait for the end of a run in another thread; return whether unlock() must unlock."""
+        """Wait for the end of a run in another thread; return whether to call unlock()."""
         if load_long(&self.holder) == this_thread():
             # The caller is the callback itself, or a destructor.
             return False
@@ -239,10 +241,9 @@ cdef class ThreadSafeHandle(Handle):
         store_long(&self.holder, this_thread())
         return True
 
-    cdef void unlock(self, bint locked) noexcept:
-        if locked:
-            store_long(&self.holder, 0)
-            PyMutex_Unlock(&self.mutex)
+    cdef void unlock(self) noexcept:
+        store_long(&self.holder, 0)
+        PyMutex_Unlock(&self.mutex)
 
     cdef int run(self, object loop) except -1:
         cdef bint locked
@@ -261,7 +262,8 @@ cdef class ThreadSafeHandle(Handle):
         finally:
             if FREE_THREADED:
                 self.forget()
-            self.unlock(locked)
+            if locked:
+                self.unlock()
         return 0
 
     @cython.critical_section
