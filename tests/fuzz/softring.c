@@ -92,7 +92,7 @@ static void submit_receive(void) {
 
 static void submit_send(void) {
     unsigned how = byte();
-    int index;
+    int index, flags;
     stream *to = idle_stream(true, &index);
     size_t size = how & 1 ? 1 + many(60000) : 1 + many(MEMORY);
     slot *s = to == NULL ? NULL : new_slot(SEND, index, size);
@@ -103,6 +103,7 @@ static void submit_send(void) {
     for (size_t i = 0; i < size; i++)
         s->memory[i] = pattern((unsigned)index, to->sent + (unsigned)i);
     sqe = submission();
+    flags = how & 4 ? URING_SEND_ONCE : URING_SEND_WHOLE;
     if (how & 2) {
         s->message = calloc(1, sizeof(struct msghdr) + 2 * sizeof(struct iovec));
         struct iovec *parts = (struct iovec *)(s->message + 1);
@@ -111,9 +112,9 @@ static void submit_send(void) {
         parts[1] = (struct iovec){s->memory + size / 2, size - size / 2};
         s->message->msg_iov = parts;
         s->message->msg_iovlen = 2;
-        uring_prep_sendmsg(sqe, to->near, s->message, how & 4);
+        io_uring_prep_sendmsg(sqe, to->near, s->message, flags);
     } else {
-        uring_prep_send(sqe, to->near, s->memory, size, how & 4);
+        io_uring_prep_send(sqe, to->near, s->memory, size, flags);
     }
     to->sender = s;
     start(s, sqe, 0);

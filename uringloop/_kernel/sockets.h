@@ -65,22 +65,13 @@ static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd
     uring_select_buffer(sqe, group);
 }
 
-/* With MSG_WAITALL the kernel continues a short send when the socket has room again. With *once* it
- * sends what there is room for now; MSG_WAITALL then makes a short send a failure, and with
- * CQE_SKIP_SUCCESS only a failure posts a completion. */
-static inline int uring_send_flags(bool once) {
-    return MSG_NOSIGNAL | MSG_WAITALL | (once ? MSG_DONTWAIT : 0);
-}
-
-static inline void uring_prep_send(struct io_uring_sqe *sqe, int fd, const void *data, size_t size,
-                                   bool once) {
-    io_uring_prep_send(sqe, fd, data, size, uring_send_flags(once));
-}
-
-static inline void uring_prep_sendmsg(struct io_uring_sqe *sqe, int fd,
-                                      const struct msghdr *message, bool once) {
-    io_uring_prep_sendmsg(sqe, fd, message, (unsigned)uring_send_flags(once));
-}
+/* The flags of a send. With MSG_WAITALL the kernel continues a short send when the socket has room
+ * again. URING_SEND_ONCE sends what there is room for now; MSG_WAITALL then makes a short send a
+ * failure, and with CQE_SKIP_SUCCESS only a failure posts a completion. */
+enum {
+    URING_SEND_WHOLE = MSG_NOSIGNAL | MSG_WAITALL,
+    URING_SEND_ONCE = URING_SEND_WHOLE | MSG_DONTWAIT,
+};
 
 /* Makes each receive report how much it leaves in the socket; returns false if that is
  * impossible. */

@@ -15,10 +15,14 @@ cdef extern from "_kernel/sockets.h" nogil:
     int uring_peek(int fd)
     bint uring_was_reset(int fd)
     void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group)
-    void uring_prep_send(
-        io_uring_sqe *sqe, int fd, const void *data, size_t size, bint once)
+    enum:
+        URING_SEND_WHOLE
+        URING_SEND_ONCE
+    void io_uring_prep_send(
+        io_uring_sqe *sqe, int fd, const void *data, size_t size, int flags)
+    void io_uring_prep_sendmsg(
+        io_uring_sqe *sqe, int fd, const msghdr *message, unsigned int flags)
     ssize_t uring_send_message(int fd, const msghdr *message, int flags)
-    void uring_prep_sendmsg(io_uring_sqe *sqe, int fd, const msghdr *message, bint once)
     bint uring_may_accept(int fd)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)

@@ -62,9 +62,11 @@ from uringloop._kernel.libc cimport (
 from uringloop._kernel.sockets cimport (
     io_uring_prep_poll_add,
     io_uring_prep_poll_multishot,
+    io_uring_prep_send,
+    io_uring_prep_sendmsg,
     uring_prep_recv_multishot,
-    uring_prep_send,
-    uring_prep_sendmsg,
+    URING_SEND_ONCE,
+    URING_SEND_WHOLE,
     uring_send_message,
     uring_receive,
     uring_receive_counted,
@@ -623,16 +625,18 @@ cdef class StreamTransport(WriteTransport):
         # started.
         cdef Ring ring = self.loop.ring
         cdef io_uring_sqe *sqe
+        cdef int send_flags
         cdef bint quiet
         self.queue.prepare()
         sqe = ring.submission()
         # A send whose end is awaited is not quiet: the end of a quiet one is known only after the
         # next enter.
         quiet = ring.quiet_sends and not self.socket_full and not self.is_awaited()
+        send_flags = URING_SEND_ONCE if quiet else URING_SEND_WHOLE
         if self.queue.single:
-            uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size, quiet)
+            io_uring_prep_send(sqe, self.fd, self.queue.data, self.queue.data_size, send_flags)
         else:
-            uring_prep_sendmsg(sqe, self.fd, &self.queue.gathered.message, quiet)
+            io_uring_prep_sendmsg(sqe, self.fd, &self.queue.gathered.message, send_flags)
         if quiet:
             return ring.start_quiet(sqe, &self.send_op)
         return ring.start(sqe, &self.send_op)

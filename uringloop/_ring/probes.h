@@ -85,7 +85,7 @@ static inline int uring_try(uring_abilities *found) {
     for (i = 0; res == 0 && i < 3; i++) {
         struct io_uring_sqe *sqe = uring_get_submission(&trial.u);
 
-        uring_prep_send(sqe, trial.pair[0], data, sizes[i], true);
+        io_uring_prep_send(sqe, trial.pair[0], data, sizes[i], URING_SEND_ONCE);
         uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS);
         res = uring_trial_run(&trial, &completion);
         if (res > 0)
