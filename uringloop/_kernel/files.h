@@ -32,25 +32,37 @@ typedef struct uring_file_status {
     bool in_memory; /* there is no disk behind its page cache: tmpfs, ramfs */
 } uring_file_status;
 
-/* Fills *facts*; `local` and `in_memory` only with *mounts*, see mounts.h. */
-static inline int uring_get_status(int fd, bool mounts, uring_file_status *facts) {
+static inline int uring_get_facts(int fd, unsigned mask, struct statx *found,
+                                  uring_file_status *facts) {
+    *facts = (uring_file_status){0};
+    if (uring_statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_SIZE | mask,
+                    found) < 0)
+        return -errno;
+    facts->mode = found->stx_mode;
+    facts->size = (int64_t)found->stx_size;
+    facts->block_size = found->stx_blksize;
+    return 0;
+}
+
+/* Fills *facts*, but for `local` and `in_memory`, which stay false. */
+static inline int uring_get_status(int fd, uring_file_status *facts) {
+    struct statx found;
+
+    return uring_get_facts(fd, 0, &found, facts);
+}
+
+/* Fills *facts*; see mounts.h. */
+static inline int uring_get_status_and_mount(int fd, uring_file_status *facts) {
     struct statx found;
     uring_mount_kinds kind;
+    int res = uring_get_facts(fd, URING_STATX_MNT_ID_UNIQUE, &found, facts);
 
-    *facts = (uring_file_status){0};
-    if (uring_statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
-                    STATX_TYPE | STATX_SIZE | (mounts ? URING_STATX_MNT_ID_UNIQUE : 0),
-                    &found) < 0)
-        return -errno;
-    facts->mode = found.stx_mode;
-    facts->size = (int64_t)found.stx_size;
-    facts->block_size = found.stx_blksize;
-    if (mounts && S_ISREG(found.stx_mode)) {
+    if (res == 0 && S_ISREG(found.stx_mode)) {
         kind = uring_mount_kind(&found);
         facts->local = kind != URING_MOUNT_OTHER;
         facts->in_memory = kind == URING_MOUNT_MEMORY;
     }
-    return 0;
+    return res;
 }
 
 /* Return whether reads and writes may have an offset. Those of an eventfd may not, nor may writes

@@ -37,7 +37,8 @@ cdef extern from "_kernel/files.h" nogil:
         bint local
         bint in_memory
 
-    int uring_get_status(int fd, bint mounts, uring_file_status *facts)
+    int uring_get_status(int fd, uring_file_status *facts)
+    int uring_get_status_and_mount(int fd, uring_file_status *facts)
     bint uring_reads_at_offset(int fd)
     bint uring_writes_at_offset(int fd)
     ssize_t uring_read_cached(

@@ -18,12 +18,12 @@
 #include "_kernel/io_uring.h"
 #include "_kernel/mounts.h"
 
-/* Looks up *name*. Returns an O_PATH descriptor and fills *facts* if the kernel has the path in its
- * cache and the file system is local. */
-static inline int uring_find_cached(int folder, const char *name, bool follow, unsigned mask,
+/* Looks up *name*; *flags* may be O_NOFOLLOW. Returns an O_PATH descriptor and fills *facts* if the
+ * kernel has the path in its cache and the file system is local. */
+static inline int uring_find_cached(int folder, const char *name, uint64_t flags, unsigned mask,
                                     struct statx *facts) {
     uring_open_how how = {
-        .flags = O_PATH | O_CLOEXEC | (follow ? 0 : O_NOFOLLOW),
+        .flags = O_PATH | O_CLOEXEC | flags,
         .resolve = URING_RESOLVE_CACHED,
     };
     int fd = uring_openat2(folder, name, &how);
@@ -39,10 +39,10 @@ static inline int uring_find_cached(int folder, const char *name, bool follow, u
     return -EAGAIN;
 }
 
-/* stat() from the kernel's caches. */
-static inline int uring_stat_cached(int folder, const char *name, bool follow,
-                                    struct statx *facts) {
-    int fd = uring_find_cached(folder, name, follow, STATX_BASIC_STATS, facts);
+/* stat() from the kernel's caches; *flags* may be AT_SYMLINK_NOFOLLOW. */
+static inline int uring_stat_cached(int folder, const char *name, int flags, struct statx *facts) {
+    uint64_t open_flags = flags & AT_SYMLINK_NOFOLLOW ? O_NOFOLLOW : 0;
+    int fd = uring_find_cached(folder, name, open_flags, STATX_BASIC_STATS, facts);
 
     if (fd < 0)
         return fd;
@@ -60,7 +60,7 @@ static inline int uring_open_cached(const char *name, int flags) {
 
     if (flags & ~(O_ACCMODE | O_CLOEXEC))
         return -EAGAIN;
-    found = uring_find_cached(AT_FDCWD, name, true, STATX_TYPE, &facts);
+    found = uring_find_cached(AT_FDCWD, name, 0, STATX_TYPE, &facts);
     if (found < 0)
         return found;
     fd = -EAGAIN;

@@ -55,7 +55,7 @@ cdef extern from "_kernel/paths.h" nogil:
         io_uring_sqe *sqe, int old_folder, const char *old, int new_folder, const char *path,
         int flags)
 
-    int uring_stat_cached(int folder, const char *name, bint follow, statx *facts)
+    int uring_stat_cached(int folder, const char *name, int flags, statx *facts)
     int uring_open_cached(const char *name, int flags)
 
 

@@ -41,6 +41,7 @@ from uringloop._kernel.files cimport (
     statx,
     uring_file_status,
     uring_get_status,
+    uring_get_status_and_mount,
     uring_leave_to_worker,
     uring_prep_ftruncate,
     uring_prep_size,
@@ -68,7 +69,11 @@ cdef class OpenFile(FileRequests):
                  appending=False):
         """Take over the descriptor *fd*; without *closefd* only borrow it."""
         cdef uring_file_status facts
-        cdef int res = uring_get_status(fd, uses(CACHED_PATHS), &facts)
+        cdef int res
+        if uses(CACHED_PATHS):
+            res = uring_get_status_and_mount(fd, &facts)
+        else:
+            res = uring_get_status(fd, &facts)
         if res < 0:
             raise OSError(-res, strerror(-res).decode())
         if S_ISDIR(facts.mode):
@@ -420,7 +425,7 @@ cdef class OpenFile(FileRequests):
     def _size(self):
         """Return the size of the file as known without asking a server, 0 if that fails."""
         cdef uring_file_status facts
-        return facts.size if uring_get_status(self.fd, False, &facts) == 0 else 0
+        return facts.size if uring_get_status(self.fd, &facts) == 0 else 0
 
     # ── the file as a whole ──────────────────────────────────────────────────────────────────
 

@@ -31,7 +31,7 @@ from uringloop._kernel.errors cimport EAGAIN, ECANCELED
 from uringloop._kernel.files cimport (
     io_uring_prep_fsync,
     uring_file_status,
-    uring_get_status,
+    uring_get_status_and_mount,
     uring_leave_to_worker,
     uring_read_cached,
 )
@@ -156,7 +156,7 @@ def read_cached(path):
     if fd < 0:
         return None
     try:
-        if uring_get_status(fd, True, &facts) < 0 or facts.size >= SLICE_BYTES:
+        if uring_get_status_and_mount(fd, &facts) < 0 or facts.size >= SLICE_BYTES:
             return None
         # One byte more than the size says, to see the end of the file.
         held = take_bytes(PyBytes_New(NULL, facts.size + 1))
@@ -381,8 +381,7 @@ cdef int checked(int res, object path, object second=None) except -1:
 cdef object stat_cached(int folder, bytes name, int flags):
     """Return the result if the kernel's caches have it, else None."""
     cdef statx facts
-    cdef bint follows = not flags & AT_SYMLINK_NOFOLLOW
-    if not may_use_caches(ring_loop()) or uring_stat_cached(folder, name, follows, &facts) < 0:
+    if not may_use_caches(ring_loop()) or uring_stat_cached(folder, name, flags, &facts) < 0:
         return None
     return stat_result(&facts)
 
