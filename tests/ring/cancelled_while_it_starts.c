@@ -70,7 +70,7 @@ static void submit_cancel(struct io_uring *queues, uint64_t of) {
 
 static void enter(softring *ring, struct io_uring *queues, unsigned wanted) {
     io_uring_smp_store_release(queues->sq.ktail, queues->sq.sqe_tail);
-    softring_enter(ring, wanted, true, wanted ? 2000000000 : 0);
+    softring_enter(ring, wanted, IORING_ENTER_GETEVENTS, wanted ? 2000000000 : 0);
 }
 
 int main(int argc, char **argv) {

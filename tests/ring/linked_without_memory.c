@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
     io_uring_smp_store_release(queues.sq.ktail, queues.sq.sqe_tail);
     refused = atoi(argv[2]);
     while (left > 0) {
-        softring_enter(ring, 1, true, 1000000000);
+        softring_enter(ring, 1, IORING_ENTER_GETEVENTS, 1000000000);
         refused = -1;
         while (io_uring_peek_cqe(&queues, &cqe) == 0) {
             printf("%d %d\n", (int)cqe->user_data, cqe->res);

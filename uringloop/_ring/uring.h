@@ -367,7 +367,7 @@ static inline int uring_enter(uring *u, unsigned wanted, unsigned flags, void *a
 
     if (u->soft != NULL) {
         uring_count(&u->enters, 1);
-        return softring_enter(u->soft, wanted, flags & IORING_ENTER_GETEVENTS, -1);
+        return softring_enter(u->soft, wanted, flags, -1);
     }
     if (u->threaded) {
         unsigned thread_flags = uring_thread_flags(u, count);
@@ -412,7 +412,7 @@ static inline bool uring_spin(uring *u, int64_t spin_ns) {
             uring_relax();
         }
         /* A software ring finds events only in an enter. */
-        if (u->soft != NULL && softring_enter(u->soft, 1, true, 0) == 0)
+        if (u->soft != NULL && softring_enter(u->soft, 1, IORING_ENTER_GETEVENTS, 0) == 0)
             return true;
     } while (uring_clock_ns() < end);
     return false;
@@ -428,7 +428,8 @@ static inline int uring_wait_for(uring *u, unsigned wanted, int64_t least_ns, in
     if (u->soft != NULL) {
         uring_publish(u);
         uring_count(&u->enters, 1);
-        return softring_enter(u->soft, wanted, true, timeout_ns == URING_FOREVER ? -1 : timeout_ns);
+        return softring_enter(u->soft, wanted, flags,
+                              timeout_ns == URING_FOREVER ? -1 : timeout_ns);
     }
     if (timeout_ns == URING_FOREVER && !least_ns)
         return uring_enter(u, wanted, flags, NULL, _NSIG / 8);

@@ -240,7 +240,8 @@ static int soft_get_events(softring *s, unsigned wanted, int64_t timeout_ns) {
     }
 }
 
-int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeout_ns) {
+int softring_enter(softring *s, unsigned wanted, unsigned flags, int64_t timeout_ns) {
+    bool get_events = flags & IORING_ENTER_GETEVENTS;
     int submitted, res = 0;
 
     if (!s->enabled)

@@ -34,10 +34,10 @@ void softring_leave_to_parent(softring *s);
 /* Makes the calling thread the one that may enter. */
 void softring_enable(softring *s);
 
-/* Like io_uring_enter(2). Submits what is published. With *get_events* it then looks for events,
- * and sleeps until *wanted* completions are there, *timeout_ns* (-1: no limit) has passed (ETIME)
- * or a signal has come (EINTR). */
-int softring_enter(softring *s, unsigned wanted, bool get_events, int64_t timeout_ns);
+/* Like io_uring_enter(2). Submits what is published. With IORING_ENTER_GETEVENTS, the only flag that
+ * has an effect, it then looks for events, and sleeps until *wanted* completions are there,
+ * *timeout_ns* (-1: no limit) has passed (ETIME) or a signal has come (EINTR). */
+int softring_enter(softring *s, unsigned wanted, unsigned flags, int64_t timeout_ns);
 
 /* Posts a completion of the ring that this one replaces. */
 void softring_post(softring *s, uint64_t user_data, int res, unsigned flags);
