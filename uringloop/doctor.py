@@ -151,7 +151,7 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
         if refused:
             lines.append(f"a sandbox, or the lack of a privilege, refuses: {', '.join(refused)}")
     lines += system_calls.advice()
-    return lines + other_transports() + limits.advice(backend == backends.IO_URING)
+    return lines + other_transports() + limits.advice(backend)
 
 
 def examine() -> Report:

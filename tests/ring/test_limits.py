@@ -38,7 +38,7 @@ def system(monkeypatch: pytest.MonkeyPatch) -> System:
 
 
 def test_no_limits_give_no_advice(system: System) -> None:
-    assert limits.advice(on_io_uring=True) == limits.advice(on_io_uring=False) == []
+    assert limits.advice("io_uring") == limits.advice("soft") == []
     assert limits.limit_text(resource.RLIMIT_NOFILE) == "unlimited of unlimited"
 
 
@@ -57,26 +57,26 @@ def test_locked_memory_is_counted_in_loops(
 ) -> None:
     system.files |= {backends.USERS: users, backends.STATUS: f"CapEff:\t{capable}"}
     system.limits[resource.RLIMIT_MEMLOCK] = kib * 1024
-    advice = limits.advice(on_io_uring=True)
+    advice = limits.advice("io_uring")
     assert len(advice) == bool(words)
     assert all(words in line and "LimitMEMLOCK=" in line for line in advice)
     # The software ring locks no memory.
-    assert limits.advice(on_io_uring=False) == []
+    assert limits.advice("soft") == []
 
 
 def test_descriptors_are_counted_up_to_the_soft_limit(system: System) -> None:
     system.limits[resource.RLIMIT_NOFILE] = 1024
-    (line,) = limits.advice(on_io_uring=False)
+    (line,) = limits.advice("soft")
     assert "LimitNOFILE=" in line
     system.limits[resource.RLIMIT_NOFILE] = 1025
-    assert limits.advice(on_io_uring=False) == []
+    assert limits.advice("soft") == []
 
 
 def test_sysctl_that_exempts_privileged_processes_gives_advice(system: System) -> None:
     system.files[backends.SYSCTL] = "1"
-    (line,) = limits.advice(on_io_uring=True)
+    (line,) = limits.advice("io_uring")
     assert "kernel.io_uring_group" in line
-    assert limits.advice(on_io_uring=False) == []
+    assert limits.advice("soft") == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_threads_are_counted_up_to_the_limit_of_the_cgroup(
     system: System, files: dict[str, str], folder: str, most: str, used: str, left: int | None
 ) -> None:
     system.files |= {**files, f"{folder}/pids.max": most, f"{folder}/pids.current": used}
-    advice = limits.advice(on_io_uring=True)
+    advice = limits.advice("io_uring")
     assert len(advice) == (left is not None)
     assert all(f"few threads: {left} more" in line and "TasksMax=" in line for line in advice)
 
@@ -102,14 +102,14 @@ def test_threads_are_counted_up_to_the_limit_of_the_cgroup(
 def test_threads_are_counted_up_to_the_limit_of_the_user(system: System) -> None:
     system.limits[resource.RLIMIT_NPROC] = 30
     # The limit does not apply to root.
-    assert limits.advice(on_io_uring=True) == []
+    assert limits.advice("io_uring") == []
     system.files |= BOUND
-    (line,) = limits.advice(on_io_uring=True)
+    (line,) = limits.advice("io_uring")
     assert "few threads: 30 more" in line
     assert "ulimit -u" in line
     # The lower limit is reported.
     system.files |= {**V2, "/sys/fs/cgroup/app/pids.max": "10"}
-    (line,) = limits.advice(on_io_uring=True)
+    (line,) = limits.advice("io_uring")
     assert "few threads: 10 more" in line
 
 
@@ -125,7 +125,7 @@ def test_low_memory_limit_of_the_cgroup_gives_advice(
 ) -> None:
     for value, little in ((32 << 20, True), (64 << 20, False), ((1 << 63) - 4096, False)):
         system.files |= {**files, name: str(value)}
-        advice = limits.advice(on_io_uring=False)
+        advice = limits.advice("soft")
         assert len(advice) == little
         assert all("little memory: 32 MiB" in line and "MemoryMax=" in line for line in advice)
 
@@ -134,7 +134,7 @@ def test_low_memory_limit_of_the_cgroup_gives_advice(
 def test_limit_that_is_no_number_is_ignored(system: System, value: str) -> None:
     names = ("pids.max", "memory.max")
     system.files |= {**V2, **{f"/sys/fs/cgroup/app/{name}": value for name in names}}
-    assert limits.advice(on_io_uring=True) == []
+    assert limits.advice("io_uring") == []
 
 
 @on_io_uring

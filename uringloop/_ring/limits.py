@@ -93,8 +93,9 @@ def threads_left() -> tuple[int, str] | None:
     return min(bounds, default=None)
 
 
-def advice(on_io_uring: bool) -> list[str]:
-    """Return one line for each low limit, with what raises it."""
+def advice(backend: str) -> list[str]:
+    """Return one line for each limit that is low for loops on *backend*, with what raises it."""
+    on_io_uring = backend == backends.IO_URING
     lines = []
     loops = loops_of_locked_memory()
     if on_io_uring and loops is not None and loops < LOOPS_LOW:
