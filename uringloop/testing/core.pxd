@@ -1,4 +1,23 @@
-"""The compiled part of a loop for tests."""
+"""The compiled part of a loop for tests.
+
+The seams by which tests reach into the core; no program needs them:
+
+    soft_world (_softring/world.h)      answers for the kernel: faults, completions, ends of streams
+    Ring.u                              has the software ring, which gets the `soft_world`
+    LoopCore.now_ns, run_turns, expire_timers, run_due, sleep
+                                        are overridden: virtual time, and an order by the seed
+    Sleeper.forbid_epoll                leaves one place to sleep, in which the clock can advance
+    uring_trace.clock_ns                gives the trace the loop's own clock
+    Loop._make_datagram, make_datagram(kind=), DatagramTransport._receive
+                                        carry datagrams of a simulated network, without a socket
+    Listener.is_accepting, is_paused, serve
+                                        take connections of that network
+    FilesOfLoop.reproducible            keeps the page cache and the time out of what files do
+    features.number_of_call             returns the number of a system call, for filters
+    records.framed                      finds the ends of TLS records
+    _operations_in_flight, _buffers_out, _kernel_entries
+                                        are counters; the first two are zero when all is closed
+"""
 
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
