@@ -78,6 +78,8 @@ cdef class LoopCore:
     cdef TimerHeap timers
     cdef ReadyQueue ready
     cdef Inbox inbox            # of handles from other threads
+    # Memory that lives with the loop. Each kind has a field of its own: in an object that held all
+    # of them, it would take a load more for each message.
     cdef FreeList freelist      # of bytes objects
     cdef SenderCache senders    # of datagrams
     cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
@@ -87,7 +89,7 @@ cdef class LoopCore:
     # while flush_all() runs; a run that is nested in it makes its own.
     cdef list flushed_list
     cdef object deliveries      # deque of TurnUser: each delivers after the next turn's callbacks
-    cdef Py_ssize_t delivery_count      # its length
+    cdef Py_ssize_t delivery_count      # its length: every turn reads it, without a call of len()
     cdef Py_ssize_t queued_bytes    # written in this turn, and left for the end of the turn
     cdef Sleeper sleeper        # decides where the loop sleeps
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
@@ -110,7 +112,9 @@ cdef class LoopCore:
     cdef Counters counters
     cdef Times times            # of turns and callbacks, measured on request
     cdef double slow_seconds    # slow_callback_duration
-    cdef int has_task_factory   # whether the Python attribute _task_factory is not None
+    # Whether the Python attribute _task_factory is not None. Without this field create_task() would
+    # look the attribute up for each task.
+    cdef int has_task_factory
     # __del__ closes the loop before the garbage collector clears it: only then may the collector
     # visit what the operations in flight refer to.
     cdef public bint _del_closes

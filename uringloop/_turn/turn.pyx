@@ -41,7 +41,7 @@ from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self, 
 from uringloop._kernel.wakeup cimport uring_new_wake_fd, uring_wake
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.ring cimport (
-    Ring, open_ring, open_ring_with_thread, open_software_ring, traverse_ring, wrong_thread)
+    open_ring, open_ring_with_thread, open_software_ring, traverse_ring, wrong_thread)
 from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
