@@ -461,11 +461,12 @@ cdef class TestingCore(LoopCore):
         cdef bint flows = False
         if self.timers.due_end:
             self.inbox.wake_up()
-            return self.ring.submit()
+            return self.sleeper.submit()
         if self.has_own_clock():
             return LoopCore.sleep(self, timeout_ns)
         try:
-            self.ring.submit()
+            # This arms the request that waits for watched descriptors, which `look` has to see.
+            self.sleeper.submit()
             if self.has_nothing():
                 seconds, flows = self.outside.look(
                     self.idle_s(), self.next_deadline() - self.clock, self.activity())
