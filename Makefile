@@ -37,9 +37,7 @@ endif
 endif
 
 BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
-                   -o -path 'uringloop/*.h' -o -path 'uringloop/_softring/*.c' \
-                   -o -path 'uringloop/testing/simul*.c' \
-                   -o -path 'uringloop/_cpython/compiled.c')
+                   -o -name '*.[ch]')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
 LINTED = noxfile.py setup.py uringloop tests benchmarks examples docs
 
@@ -102,7 +100,6 @@ $(DOCS)/installed: $(DOCS)/python-$(TAG) $(SOURCES)
 clean:  ## Remove everything that make and nox created
 	rm -rf .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find uringloop -name '*.so' -delete
-	find uringloop -name '*.pyx' | sed 's/pyx$$/c/' | xargs rm -f
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # ── requirements of a build ───────────────────────────────────────────────────────────────────

@@ -90,9 +90,7 @@ def uringloop_for(version: str, python: str) -> Path:
     changed = max(
         path.stat().st_mtime
         for path in (ROOT / "uringloop").rglob("*")
-        if path.suffix in (".py", ".pyx", ".pxd", ".h")
-        # C files made by Cython are not sources.
-        or (path.suffix == ".c" and not path.with_suffix(".pyx").exists())
+        if path.suffix in (".py", ".pyx", ".pxd", ".h", ".c")
     )
     if not folder.exists() or folder.stat().st_mtime < changed:
         print(f"{folder}: compiling uringloop", file=sys.stderr)

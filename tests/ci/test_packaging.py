@@ -414,7 +414,7 @@ def test_a_build_for_python_3_13_without_the_gil_stops(tmp_path: Path) -> None:
         "sys.version_info = (3, 13, 9, 'final', 0)\n"
         "known = sysconfig.get_config_var\n"
         "sysconfig.get_config_var = lambda name: name == 'Py_GIL_DISABLED' or known(name)\n"
-        "runpy.run_path('setup.py')"
+        "runpy.run_path('setup.py', run_name='__main__')"
     )
     done = run(sys.executable, "-c", code, cwd=source)
     assert (done.returncode, done.stdout) == (1, "")

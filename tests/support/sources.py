@@ -14,8 +14,6 @@ SOURCES = sorted(
     for folder in ("uringloop", "tests", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".c")
-    # C files made by Cython are not sources.
-    and not (path.suffix == ".c" and path.with_suffix(".pyx").exists())
 )
 SOURCES.append(ROOT / "setup.py")
 LIBRARY = [path for path in SOURCES if PACKAGE in path.parents]
