@@ -1,7 +1,8 @@
 """The core without its neighbours: it imports none of them, and its loops run without them.
 
-The core are the packages from `policy` down in the list of docs/architecture.md. A folder of links
-to them, with a front of its own, is a package without neighbours.
+`CORE` in test_imports.py says which packages these are. A folder of links to them, with a front of
+its own, is a package without neighbours. The compiled modules of neighbours are there nevertheless,
+because all compiled modules are in one file.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ from pathlib import Path
 import pytest
 from support.loops import each_ring
 from support.roles import PATIENCE
-from test_imports import ORDER, package_of
+from test_imports import CORE, ORDER, package_of
 
 import uringloop
 from uringloop._cpython import loading
 
 PACKAGE = Path(uringloop.__file__).parent
 PROGRAM = Path(__file__).parents[1] / "support" / "core_program.py"
-CORE = ORDER[: ORDER.index("policy") + 1]
-NEIGHBOURS = set(ORDER) - set(CORE) - {"__init__"}
+NEIGHBOURS = set(ORDER) - CORE - {"__init__"}
 # In place of the public front, which names the neighbours. At the end of a program it prints which
 # modules of the package were imported, present or absent.
 FRONT = """
