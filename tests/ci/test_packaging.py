@@ -29,31 +29,9 @@ from uringloop import __version__, _pyinstaller
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "uringloop"
-TOP_FILES = {
-    ".ci/build-liburing",
-    ".ci/first-request",
-    ".ci/in-debian",
-    ".ci/kernels",
-    ".ci/kernels-guest",
-    ".ci/liburings",
-    ".ci/readme",
-    ".ci/run",
-    ".ci/test-sdist",
-    ".ci/test-wheel",
-    ".ci/with-python",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "LICENSE",
-    "MANIFEST.in",
-    "Makefile",
-    "README.md",
-    "docs/architecture.md",
-    "noxfile.py",
-    "pyproject.toml",
-    "setup.py",
-    "stubtest_allowlist.txt",
-}
-SOURCE_SUFFIXES = (".py", ".pyi", ".pyx", ".pxd", ".h", "page.html", "py.typed")
+# What an sdist does not have of the files of the repository, and what it has besides.
+LEFT_OUT = {".gitignore"}
+MADE = re.compile(r"PKG-INFO|setup\.cfg|asyncio_uringloop\.egg-info/.*")
 WHEEL_SUFFIXES = (".py", ".pyi", ".pxd", ".h", "page.html", "py.typed")
 # The distribution's name in names of files.
 DISTRIBUTION = "asyncio_uringloop"
@@ -82,11 +60,6 @@ def in_package(*suffixes: str) -> set[str]:
     return {
         str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.name.endswith(suffixes)
     }
-
-
-def is_by_hand(path: Path) -> bool:
-    """Return whether a C file is a source, not made by Cython."""
-    return not path.with_suffix(".pyx").exists()
 
 
 def copied_source(target: Path) -> Path:
@@ -172,22 +145,25 @@ def metadata_of(wheel: Path) -> email.message.Message:
     return email.parser.Parser().parsestr(text)
 
 
+def files_of_the_repository() -> set[str]:
+    """Return the files that Git tracks, or would track."""
+    # Git refuses a repository of another user, also for root, without this setting.
+    listing = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
+    done = run(*listing, "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return {name for name in done.stdout.split("\0") if name and (ROOT / name).exists()}
+
+
 @builds
-def test_sdist_has_everything_to_build_and_test(sdist: Path) -> None:
+@pytest.mark.skipif(
+    shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs the repository"
+)
+def test_sdist_has_the_files_of_the_repository_and_no_others(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:
-        files = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = TOP_FILES | in_package(*SOURCE_SUFFIXES)
-    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")}
-    certificates = (ROOT / "tests" / "certificates").iterdir()
-    wanted |= {f"tests/certificates/{path.name}" for path in certificates}
-    reference = ROOT / "benchmarks" / "reference"
-    wanted |= {str(path.relative_to(ROOT)) for path in reference.glob("*.[ch]")}
-    assert wanted - files == set()
-    assert [name for name in files if name.endswith((".so", ".pyc"))] == []
-    # The sdist has the C files written by hand, and none that Cython makes.
-    by_hand = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.c") if is_by_hand(path)}
-    assert by_hand != set()
-    assert {name for name in files if re.match(r"uringloop/.*\.c", name)} == by_hand
+        files = {one.name.partition("/")[2] for one in archive if one.isfile()}
+    tracked = files_of_the_repository()
+    assert tracked - files == LEFT_OUT
+    assert [name for name in files - tracked if not MADE.fullmatch(name)] == []
 
 
 @builds
