@@ -291,7 +291,7 @@ def test_casts_have_no_run_time_check() -> None:
     assert offences(CYTHON, matches(r"<\w+\?>")) == []
 
 
-def test_submissions_are_filled_in_uring_h_only() -> None:
+def test_submissions_are_filled_in_c_headers_only() -> None:
     assert offences(CYTHON, matches(r"\bsqe(\.|->|\[0\]\.)\w+ *[|&]?= ")) == []
 
 

@@ -1,12 +1,12 @@
-"""Child processes: started by subprocess.Popen, with pipe transports, reaped after a pidfd poll.
+"""Child processes: started by subprocess.Popen, with pipe transports, reaped when a pidfd says so.
 
 The checks of arguments and most of the transport are those of the running Python's asyncio. This
-module notices the exit of a child: by a one-shot poll of its pidfd on the ring or, without a pidfd,
-by a thread that waits. It uses neither a child watcher nor SIGCHLD, so the loop may run in any
-thread. Every child is reaped, whatever happens to its transport and its loop: by the loop while
-that is open, by `close` if the child was killed, and by a thread if the child outlives the loop.
-The loop's thread never waits for a child, because one that a debugger traces cannot be reaped as
-soon as it has ended.
+module notices the exit of a child: by its pidfd, which the loop watches as `add_reader` does, or
+without a pidfd by a thread that waits. It uses neither a child watcher nor SIGCHLD, so the loop may
+run in any thread. Every child is reaped, whatever happens to its transport and its loop: by
+the loop while that is open, by `close` if the child was killed, and by a thread if the child
+outlives the loop. The loop's thread never waits for a child, because one that a debugger traces
+cannot be reaped as soon as it has ended.
 """
 
 from __future__ import annotations
