@@ -4,7 +4,8 @@
 # `make bench` and `make test` require only make and Python 3.11 or newer. Other missing packages
 # are installed with apt-get if that is permitted; otherwise make prints their names. Each virtual
 # environment has a stamp file, `installed`; it is built again if a source is newer than the stamp.
-# The package is installed, never imported from the source tree (PYTHONSAFEPATH).
+# `.ci/wheel` compiles the package, once for all environments. The package is installed, never
+# imported from the source tree (PYTHONSAFEPATH).
 #
 #   PYTHON=python3.12   the interpreter; by default the newest that works
 #   ARGS="..."          options for the benchmark or for pytest
@@ -47,6 +48,15 @@ PYTEST ?= -m pytest
 WORKERS = --numprocesses auto --dist worksteal
 RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 
+BUILD_REQUIRES = $(shell sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ,)
+# Installs the package into the environment of a target, with the packages of its EXTRAS.
+define INSTALL
+@wheel=$$($(@D)/bin/python .ci/wheel) && \
+  $(@D)/bin/python -m pip install --quiet --force-reinstall --no-deps "$$wheel" && \
+  $(@D)/bin/python -m pip install --quiet "asyncio-uringloop[$(EXTRAS)]"
+@touch $@
+endef
+
 .NOTPARALLEL:
 .PHONY: help bench test dev lint docs clean requirements
 
@@ -60,10 +70,10 @@ bench: $(VENV)/installed  ## Compare event loops on this machine; ARGS="--full" 
 test: $(VENV)/installed  ## Install the package and run the tests on it; ARGS="tests/turn -x"
 	$(RUN) $(PYTEST) $(WORKERS) $(ARGS)
 
+$(VENV)/installed: EXTRAS = bench,test
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
 	@echo "Compiling uringloop and installing it into $(VENV), with the packages for its benchmark and tests: one or two minutes"
-	$(VENV)/bin/python -m pip install --quiet ".[bench,test]"
-	@touch $@
+	$(INSTALL)
 
 dev: $(DEV)/installed  ## Create .venv-dev: an editable debug build and all tools
 
@@ -82,10 +92,11 @@ $(DEV)/installed: $(DEV)/tools $(BUILD_SOURCES)
 	URINGLOOP_DEBUG=1 $(DEV)/bin/python setup.py -q build_ext --inplace
 	@touch $@
 
-# The package is installed as editable only once: pip would make a new environment for each build,
-# whose newer Cython files cause all modules to be compiled again.
+# pip would make a new environment for the build, and the newer files of the Cython installed after
+# that would cause all modules to be compiled again: so Cython is installed first.
 $(DEV)/tools: $(DEV)/python-$(TAG) pyproject.toml
-	URINGLOOP_DEBUG=1 $(DEV)/bin/python -m pip install --quiet --editable ".[dev]"
+	$(DEV)/bin/python -m pip install --quiet $(BUILD_REQUIRES)
+	URINGLOOP_DEBUG=1 $(DEV)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@
 
 # Docstrings come from the installed package; Sphinx does not notice their changes, hence -E.
@@ -93,9 +104,9 @@ docs: $(DOCS)/installed  ## Build the site of docs/ into build/docs; warnings ar
 	PYTHONSAFEPATH=1 $(DOCS)/bin/python -m sphinx -q -E -W --keep-going -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
 
+$(DOCS)/installed: EXTRAS = docs
 $(DOCS)/installed: $(DOCS)/python-$(TAG) $(SOURCES)
-	$(DOCS)/bin/python -m pip install --quiet ".[docs]"
-	@touch $@
+	$(INSTALL)
 
 clean:  ## Remove everything that make and nox created
 	rm -rf .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -3,16 +3,14 @@
 The arguments are those of the program that a session runs. `--force-python 3.13` chooses the
 interpreter; by default it is that of nox, and `tests` and `soft` use every Python of this machine.
 
-Each session has an environment in .venv-nox, which is kept. The package is compiled once for each
-Python and set of flags, into build/packages, and again when a source has changed. The package is
-installed, never imported from the source tree (PYTHONSAFEPATH).
+Each session has an environment in .venv-nox, which is kept. `.ci/wheel` compiles the package once
+for each Python and set of flags, and again when a source has changed. The package is installed,
+never imported from the source tree (PYTHONSAFEPATH).
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -40,23 +38,11 @@ RINGS = ("io_uring", "soft")
 ANY_STATUS = range(-64, 256)
 
 BUILD = Path("build")
-PACKAGES = BUILD / "packages"
 # The interpreter itself, even if nox runs in an environment.
 BASE_PYTHON = sys._base_executable
-# Variables that change what a build makes.
-BUILD_VARIABLES = (
-    *("URINGLOOP_DEBUG", "URINGLOOP_CFLAGS", "URINGLOOP_COVERAGE"),
-    *("CC", "CFLAGS", "LDFLAGS", "PKG_CONFIG", "PKG_CONFIG_PATH"),
-)
-SUFFIXES = {".py", ".pyi", ".pyx", ".pxd", ".h", ".c", ".html"}
 
 
 # ── the package ───────────────────────────────────────────────────────────────────────────────
-
-
-def version(session: nox.Session) -> str:
-    """Return the session's Python, as "3.14t"."""
-    return str(session.python or f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}")
 
 
 def has_gil(session: nox.Session) -> bool:
@@ -64,40 +50,11 @@ def has_gil(session: nox.Session) -> bool:
     return str(session.run_install("python", "-c", code, silent=True)).strip() == "0"
 
 
-def sources() -> list[Path]:
-    """Return the files of a build."""
-    found = [path for path in Path("uringloop").rglob("*") if path.suffix in SUFFIXES]
-    return [Path("setup.py"), Path("pyproject.toml"), *sorted(found)]
-
-
-def state_of_build(session: nox.Session, settings: dict[str, str]) -> str:
-    """Return a text that differs if a build with *settings* would make another wheel."""
-    python = session.run_install("python", "-c", "import sys; print(sys.version)", silent=True)
-    lines = [str(python), *map("=".join, sorted(settings.items()))]
-    for path in sources():
-        facts = path.stat()
-        lines.append(f"{path} {facts.st_size} {facts.st_mtime_ns}")
-    return "\n".join(lines)
-
-
-def install_package(session: nox.Session, *options: str, **flags: str) -> None:
-    """Install the package, compiled with *flags* of setup.py, by pip with *options*."""
-    name = " ".join((version(session), *map("=".join, flags.items())))
-    folder = PACKAGES / re.sub(r"[^\w.]+", "-", name)
-    built_from = folder / "built-from"
-    PACKAGES.mkdir(parents=True, exist_ok=True)
-    # Only one build at a time, as builds write into the source tree.
-    with (PACKAGES / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        ours = {key: os.environ[key] for key in BUILD_VARIABLES if key in os.environ}
-        state = state_of_build(session, ours | flags)
-        if not built_from.exists() or built_from.read_text() != state:
-            shutil.rmtree(folder, ignore_errors=True)
-            command = ["python", "-m", "pip", "wheel", "--quiet", "--no-deps", *options]
-            session.run_install(*command, "--wheel-dir", str(folder), ".", env=flags)
-            built_from.write_text(state)
-    (wheel,) = folder.glob("*.whl")
-    session.install("--quiet", "--force-reinstall", "--no-deps", str(wheel))
+def install_package(session: nox.Session, **flags: str) -> None:
+    """Install the package, compiled with *flags* of setup.py."""
+    command = ("python", ".ci/wheel", *map("=".join, flags.items()))
+    wheel = str(session.run_install(*command, silent=True)).splitlines()[-1]
+    session.install("--quiet", "--force-reinstall", "--no-deps", wheel)
 
 
 def install(session: nox.Session, *extras: str, **flags: str) -> None:
@@ -402,7 +359,7 @@ def tsan_threads(session: nox.Session) -> None:
     for path in (BUILD / "cython").rglob("*.c"):
         path.touch()
     flags = {"URINGLOOP_DEBUG": "1", "URINGLOOP_CFLAGS": "-fsanitize=thread -g", "CC": "clang"}
-    install_package(session, "--no-build-isolation", **flags)
+    install_package(session, **flags)
     reports = BUILD.absolute() / "tsan"
     shutil.rmtree(reports, ignore_errors=True)
     reports.mkdir(parents=True)
