@@ -142,7 +142,7 @@ def gil_off(session: nox.Session) -> dict[str, str]:
 def frameworks(session: nox.Session) -> None:
     """Run uvicorn, aiohttp, asyncpg and others on the loop, and the programs of the documents."""
     install_frameworks(session)
-    run_tests(session, "tests/frameworks", "tests/project/test_docs.py")
+    run_tests(session, *WORKERS, "tests/frameworks", "tests/project/test_docs.py")
 
 
 # The tests of what uses asyncio's streams, mostly in a process of its own, which inherits the

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,11 +85,14 @@ def test_each_worker_of_fastapi_has_its_own_metrics(server: str, tmp_path: Path)
         "uvicorn": f"uvicorn --port {port} --workers 4 --loop uringloop:new_event_loop app:app",
         "gunicorn": f"gunicorn -b :{port} -w 4 -k uringloop.workers.uvicorn.Worker app:app",
     }
-    monitors = tmp_path / "monitors"
-    monitors.mkdir()
     command = commands[server].split()
     text = text.replace(METRICS_PORTS, repr(metrics))
-    with serving(tmp_path, text, *command, URINGLOOP_MONITOR=str(monitors)) as running:
+    with (
+        # The path of a socket has 107 bytes at most, too few for the folders of pytest-xdist.
+        tempfile.TemporaryDirectory(prefix="uringloop-") as folder,
+        serving(tmp_path, text, *command, URINGLOOP_MONITOR=folder) as running,
+    ):
+        monitors = Path(folder)
         for answer in answers(metrics):
             assert "\nuringloop_turns_total " in answer
             assert "\nuringloop_stalls_total " in answer
