@@ -16,6 +16,6 @@ cdef enum:
     EPOLL_SLEEP = 2048      # a loop busy with watched descriptors sleeps in epoll_wait(2)
 
 
-cdef bint uses(unsigned int feature) noexcept
+cdef bint kernel_uses(unsigned int feature) noexcept
 cdef bint software_uses(unsigned int feature) noexcept
 cdef int try_kernel() except -1

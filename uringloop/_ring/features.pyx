@@ -57,7 +57,7 @@ cdef unsigned int kernel_tried = False
 cdef unsigned int paths_tried = False
 
 
-cdef bint uses(unsigned int feature) noexcept:
+cdef bint kernel_uses(unsigned int feature) noexcept:
     """Return whether the kernel's ring has *feature* and it is enabled, after `try_kernel`.
 
     For a feature that does not depend on the kind of ring, the answer holds for the software ring,
@@ -144,7 +144,7 @@ def report(backend):
     """
     if backend == "io_uring":
         try_kernel()
-        used = {name for name, bit in FEATURES.items() if uses(bit)}
+        used = {name for name, bit in FEATURES.items() if kernel_uses(bit)}
     else:
         used = {name for name, bit in FEATURES.items() if software_uses(bit)}
     return {

@@ -67,9 +67,9 @@ from uringloop._ring.features cimport (
     MIN_WAIT,
     NO_IOWAIT,
     QUIET_SENDS,
+    kernel_uses,
     software_uses,
     try_kernel,
-    uses,
 )
 from uringloop._ring.forks cimport (
     uring_forget,
@@ -192,7 +192,7 @@ cdef class Ring:
 
     cdef bint uses(self, unsigned int feature) noexcept:
         """Return whether this ring has *feature* and it is enabled."""
-        return uses(feature) if self.u.soft == NULL else software_uses(feature)
+        return kernel_uses(feature) if self.u.soft == NULL else software_uses(feature)
 
     def __dealloc__(self):
         self._abandon()

@@ -50,7 +50,7 @@ from uringloop._kernel.files cimport (
     uring_writes_at_offset,
 )
 from uringloop._kernel.libc cimport close, iovec
-from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, uses
+from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, kernel_uses
 from uringloop._ring.ring cimport NEVER_CANCELLED, RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
@@ -70,7 +70,7 @@ cdef class OpenFile(FileRequests):
         """Take over the descriptor *fd*; without *closefd* only borrow it."""
         cdef uring_file_status facts
         cdef int res
-        if uses(CACHED_PATHS):
+        if kernel_uses(CACHED_PATHS):
             res = uring_get_status_and_mount(fd, &facts)
         else:
             res = uring_get_status(fd, &facts)
@@ -86,7 +86,7 @@ cdef class OpenFile(FileRequests):
         self.writes_at_offset = self._seekable and writable and uring_writes_at_offset(fd)
         if appending:
             self.go_to_end(fd, facts.size)
-        self.reads_cached = self.writes_cached = self._regular and uses(CACHED_FILES)
+        self.reads_cached = self.writes_cached = self._regular and kernel_uses(CACHED_FILES)
         self.fd, self.opened, self.closefd = fd, name, closefd
         self._readable = readable
         self._writable = writable

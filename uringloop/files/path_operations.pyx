@@ -59,7 +59,7 @@ from uringloop._kernel.paths cimport (
     uring_open_cached,
     uring_stat_cached,
 )
-from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES, uses
+from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, NAMELESS_FILES, kernel_uses
 from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
@@ -97,7 +97,7 @@ async def open_descriptor(path, int flags, int mode=0o666):
 
 async def open_nameless(folder, int mode):
     """Open a new unnamed file in *folder* for writing; return -1 if that is not possible."""
-    if not uses(NAMELESS_FILES):
+    if not kernel_uses(NAMELESS_FILES):
         return -1
     try:
         return await open_descriptor(
@@ -150,7 +150,7 @@ def read_cached(path):
     cdef int fd
     cdef PyObject *data
     cdef bytes name = name_of(path)
-    if not uses(CACHED_FILES) or not may_use_caches(loop):
+    if not kernel_uses(CACHED_FILES) or not may_use_caches(loop):
         return None
     fd = uring_open_cached(name, O_RDONLY | O_CLOEXEC)
     if fd < 0:
@@ -360,7 +360,7 @@ cdef object audited(object dir_fd):
 cdef bint may_use_caches(LoopCore loop) except -1:
     """Whether this turn may still look into the kernel's caches."""
     cdef FilesOfLoop files
-    if loop is None or not uses(CACHED_PATHS):
+    if loop is None or not kernel_uses(CACHED_PATHS):
         return False
     files = files_of(loop)
     return not files.reproducible and not files.is_turn_spent(loop)
