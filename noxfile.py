@@ -138,27 +138,20 @@ def gil_off(session: nox.Session) -> dict[str, str]:
     return {} if has_gil(session) else {"PYTHON_GIL": "0"}
 
 
+# Requests of this test must not wait for other tests.
+SERVERS_UNDER_LOAD = "tests/frameworks/test_several_workers.py"
+
+
 @nox.session
 def frameworks(session: nox.Session) -> None:
     """Run uvicorn, aiohttp, asyncpg and others on the loop, and the programs of the documents."""
     install_frameworks(session)
-    run_tests(session, *WORKERS, "tests/frameworks", "tests/project/test_docs.py")
-
-
-# The tests of what uses asyncio's streams, mostly in a process of its own, which inherits the
-# variable.
-STREAM_USERS = (
-    *("aioquic", "aiosmtpd", "anyio", "asgi_servers", "recipes", "redis", "several_workers"),
-    *("websockets", "workers"),
-)
-
-
-@nox.session
-def frameworks_streams(session: nox.Session) -> None:
-    """Run redis, hypercorn, aiosmtpd and others with compiled streams."""
-    install_frameworks(session)
-    users = [f"tests/frameworks/test_{name}.py" for name in STREAM_USERS]
-    run_tests(session, *users, URINGLOOP_STREAMS="1")
+    chosen = ("tests/frameworks", "tests/project/test_docs.py")
+    if session.posargs:
+        run_tests(session, *chosen)
+        return
+    run_tests(session, *WORKERS, *chosen, f"--ignore={SERVERS_UNDER_LOAD}")
+    run_tests(session, SERVERS_UNDER_LOAD)
 
 
 # The whole environment is copied into the memory of each machine, so it has no frameworks. Two
