@@ -72,7 +72,7 @@ test: $(VENV)/installed  ## Install the package and run the tests on it; ARGS="t
 
 $(VENV)/installed: EXTRAS = bench,test
 $(VENV)/installed: $(VENV)/python-$(TAG) $(SOURCES)
-	@echo "Compiling uringloop and installing it into $(VENV), with the packages for its benchmark and tests: one or two minutes"
+	@echo "Compiling uringloop and installing it into $(VENV), with the packages for its benchmark and tests: two to four minutes"
 	$(INSTALL)
 
 dev: $(DEV)/installed  ## Create .venv-dev: an editable debug build and all tools

@@ -4,7 +4,7 @@ The seams by which tests reach into the core; no program needs them:
 
     soft_world (_softring/world.h)      answers for the kernel: faults, completions, ends of streams
     Ring.u                              has the software ring, which gets the `soft_world`
-    LoopCore.now_ns, run_turns, expire_timers, run_due, sleep
+    LoopCore.now_ns, run_turns, expire_timers, run_due, sleep, time, call_at, call_soon_threadsafe
                                         are overridden: virtual time, and an order by the seed
     Sleeper.forbid_epoll                leaves one place to sleep, in which the clock can advance
     uring_trace.clock_ns                gives the trace the loop's own clock
