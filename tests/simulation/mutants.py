@@ -25,13 +25,13 @@ PACKAGE = "uringloop"
 # Seeds within which a mutant must be found, and the time limit for them in seconds.
 SEEDS = 2000
 PATIENCE_S = 300
-# A line that is a comment. The wording of comments is free.
-COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
+# Lines of comments in a Cython file; a line of C's preprocessor has no blank behind its #.
+COMMENTS = r"(?:^ *#(?: .*)?\n)*"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug: *wrong* takes the place of *right* in the code of *file*, without its comments."""
+    """A bug: *wrong* takes the place of *right*, code of *file*; comments in it are left out."""
 
     name: str
     file: str
@@ -527,11 +527,13 @@ def simulate(seeds: int) -> str | None:
 
 
 def mutated(text: str, mutant: Mutant) -> str:
-    """Return the code of a file that consists of *text*, with the bug of *mutant* in it."""
-    code = COMMENT.sub("", text)
-    if code.count(mutant.right) != 1:
+    """Return *text*, the contents of the mutant's file, with the bug in it."""
+    lines = map(re.escape, mutant.right.splitlines(keepends=True))
+    places = list(re.finditer(COMMENTS.join(lines), text, re.MULTILINE))
+    if len(places) != 1:
         raise SystemExit(f"{mutant.name}: the code does not occur exactly once")
-    return code.replace(mutant.right, mutant.wrong)
+    begin, end = places[0].span()
+    return text[:begin] + mutant.wrong + text[end:]
 
 
 def main() -> int:
