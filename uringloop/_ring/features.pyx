@@ -63,12 +63,15 @@ cdef bint kernel_uses(unsigned int feature) noexcept:
     For a feature that does not depend on the kind of ring, the answer holds for the software ring,
     too. Ring.uses() knows the kind of its ring.
     """
-    return enabled(feature) & load_uint(&present) != 0
+    # This comes first: it may try what is present.
+    cdef unsigned int wanted = enabled(feature)
+    return wanted & load_uint(&present) != 0
 
 
 cdef bint software_uses(unsigned int feature) noexcept:
     """Return whether the software ring has *feature* and it is enabled."""
-    return enabled(feature) & load_uint(&soft_present) != 0
+    cdef unsigned int wanted = enabled(feature)
+    return wanted & load_uint(&soft_present) != 0
 
 
 cdef unsigned int enabled(unsigned int feature) noexcept:
