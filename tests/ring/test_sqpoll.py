@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -38,6 +39,8 @@ from support.roles import (
 from support.sockets import tcp_pair
 
 import uringloop
+from uringloop._ring import backends
+from uringloop._turn.turn import LoopCore
 
 pytestmark = on_io_uring
 
@@ -58,6 +61,28 @@ def kernel_threads() -> dict[int, str]:
                 stat = Path(f"/proc/self/task/{number}/stat").read_text()
                 found[number] = stat.rpartition(")")[2].split()[0]
     return found
+
+
+class RefusesThread(LoopCore):
+    """A loop on a kernel whose security policy permits rings, but no threads of rings."""
+
+    def __init__(self, backend: Any, *options: Any) -> None:
+        if any(options[2:3]):
+            raise PermissionError(errno.EPERM, "io_uring_setup")
+        super().__init__(backend, *options)
+
+
+class Refused(uringloop.Loop, RefusesThread):
+    pass
+
+
+def test_a_refused_kernel_thread_does_not_concern_other_loops() -> None:
+    with contextlib.closing(Refused(backend="auto", sqpoll=IDLE_MS, warn_fallback=False)) as loop:
+        assert loop.backend == "soft"
+        assert "io_uring_setup" in loop.backend_reason
+    assert backends.known_refusal() is None
+    with contextlib.closing(Refused(backend="auto", warn_fallback=False)) as loop:
+        assert loop.backend == "io_uring"
 
 
 @contextlib.contextmanager
