@@ -146,10 +146,10 @@ def metadata_of(wheel: Path) -> email.message.Message:
 
 
 def files_of_the_repository() -> set[str]:
-    """Return the files that Git tracks, or would track."""
+    """Return the files that Git tracks."""
     # Git refuses a repository of another user, also for root, without this setting.
     listing = ["git", "-c", f"safe.directory={ROOT}", "ls-files", "-z"]
-    done = run(*listing, "--cached", "--others", "--exclude-standard", cwd=ROOT)
+    done = run(*listing, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return {name for name in done.stdout.split("\0") if name and (ROOT / name).exists()}
 
