@@ -17,8 +17,8 @@ FILES = [
     for path in (ROOT / folder).rglob("*")
     if path.is_file()
 ]
-# Reports of commands, and files of other packages.
-ELSEWHERE = re.compile(r"build/.*|ipython_kernel_config\.py|_testbase\.py")
+# Reports of commands, the results of a build, and files of other packages.
+ELSEWHERE = re.compile(r"build/.*|.*\.so|ipython_kernel_config\.py|_testbase\.py")
 FILE = r"(?:[\w.*-]+/)*[\w*-]+\.(?:py|pyx|pxd|pyi|h|c|md|svg|toml)"
 FOLDER = r"(?:uringloop|tests|benchmarks|docs|examples|\.ci|_[a-z]+)/[\w./*-]*"
 # As in: `Ring.start()` (`_ring/ring.pyx`), or `copy` in `freelist.pxd`.

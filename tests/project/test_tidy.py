@@ -190,8 +190,8 @@ def test_the_first_figure_of_the_readme_is_that_of_its_table() -> None:
     assert claim[1] == row[1]
 
 
-def test_the_architecture_page_is_short() -> None:
-    assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 250
+def test_the_architecture_page_is_read_in_one_sitting() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 300
 
 
 # ── forbidden contents ───────────────────────────────────────────────────────────────────────
