@@ -580,3 +580,56 @@ def test_bytes_that_the_ring_takes_for_a_nested_run_keep_their_order(
         await nothing_comes(loop)
 
     loop.run_until_complete(main())
+
+
+# ── accepting ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Accepting:
+    """A server of *loop* whose factory calls *nest* for connection number *at*."""
+
+    def __init__(self, loop: uringloop.Loop, nest: Callable[[], None], at: int = 1) -> None:
+        self.loop = loop
+        self.nest = nest
+        self.at = at
+        self.count = 0
+        self.peers: list[socket.socket] = []
+        self.accepted: list[Nester] = []
+
+    async def begin(self) -> None:
+        self.server = await self.loop.create_server(self.accept, "127.0.0.1", 0)
+
+    def accept(self) -> Nester:
+        self.count += 1
+        if self.count == self.at:
+            self.nest()
+        self.accepted.append(Nester(self.loop, lambda nester: None))
+        return self.accepted[-1]
+
+    def connect(self, count: int) -> None:
+        address = self.server.sockets[0].getsockname()
+        self.peers += [socket.create_connection(address) for _ in range(count)]
+
+    async def end(self) -> None:
+        self.server.close()
+        await until(lambda: all(hasattr(nester, "transport") for nester in self.accepted))
+        for nester in self.accepted:
+            await nester.close()
+        for peer in self.peers:
+            peer.close()
+
+
+def test_a_nested_run_in_a_factory_accepts_what_waits_at_the_same_server(
+    loop: uringloop.Loop,
+) -> None:
+    async def main() -> None:
+        def nest() -> None:
+            loop.run_until_complete(until(lambda: serving.count == 3))
+
+        serving = Accepting(loop, nest)
+        await serving.begin()
+        serving.connect(3)
+        await until(lambda: len(serving.accepted) == 3)
+        await serving.end()
+
+    loop.run_until_complete(main())

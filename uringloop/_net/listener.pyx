@@ -201,6 +201,10 @@ cdef class Listener(ListeningSocket):
                 if res >= 0:
                     most -= 1
                     self.failures = 0
+                    if self.loop.nestable:
+                        # A run nested in the factory accepts what else waits: the poll does not
+                        # report it again, and may have ended.
+                        self.loop.add_flush(self)
                     self.begin_connection(res, &peer, size, None)
                     if most == before - 1 and most > 0:
                         # Usually one connection waits: a poll saves an accept4(2) that fails.
