@@ -633,3 +633,48 @@ def test_a_nested_run_in_a_factory_accepts_what_waits_at_the_same_server(
         await serving.end()
 
     loop.run_until_complete(main())
+
+
+def test_a_nested_run_in_a_flush_accepts_what_a_full_turn_has_left(loop: uringloop.Loop) -> None:
+    # More than a turn accepts: the end of the turn goes on, first with one server, then with the
+    # other.
+    most, left = 32, 8
+
+    async def main() -> None:
+        def nest() -> None:
+            nested.append(len(nested))
+            loop.run_until_complete(until(lambda: all(each.count > most + 1 for each in serving)))
+
+        nested: list[int] = []
+        serving = [Accepting(loop, nest, most + 1), Accepting(loop, nest, most + 1)]
+        for each in serving:
+            await each.begin()
+        for each in serving:
+            each.connect(most + left)
+        for each in serving:
+            await until(lambda: len(each.accepted) == most + left)  # noqa: B023  # Awaited here.
+            await each.end()
+        assert nested == [0, 1]
+
+    loop.run_until_complete(main())
+
+
+def test_a_nested_run_in_a_flush_accepts_at_a_server_whose_poll_has_ended(
+    loop: uringloop.Loop,
+) -> None:
+    def nest() -> None:
+        loop.run_until_complete(until(lambda: all(each.count for each in serving)))
+
+    serving = [Accepting(loop, nest), Accepting(loop, nest)]
+    for each in serving:
+        loop.run_until_complete(each.begin())
+    # The end of the run has ended the polls, and the first turn of the next run accepts.
+    for each in serving:
+        each.connect(1)
+
+    async def main() -> None:
+        await until(lambda: all(each.accepted for each in serving))
+        for each in serving:
+            await each.end()
+
+    loop.run_until_complete(main())

@@ -14,4 +14,4 @@ cdef extern from "Python.h":
 
 cdef int leave_contexts(list left) except -1
 cdef int enter_contexts(list left) except -1
-cdef int resume_transports(LoopCore loop) except -1
+cdef int arm_receives(LoopCore loop) except -1

@@ -1,11 +1,11 @@
 """A run of a loop within a callback of the same loop.
 
-The turn is re-entrant for completions, timers and ready callbacks: each is taken from its queue
-before it runs. run_nested() handles the rest. It leaves the contexts of the outer callbacks during
-the nested run: a context can be entered only once, and the nested run may need the same context
-for a connection, a watcher or a task. It arms receives that have ended and that the outer run
-would arm only after a delivery returns. It puts the transports that an interrupted flush has taken
-back on the flush list. At the end it restores the callback that debug mode names in reports.
+The turn is re-entrant for completions, timers, ready callbacks, deliveries and flushes: each is
+taken from its queue before it runs. run_nested() handles the rest. It leaves the contexts of the
+outer callbacks during the nested run: a context can be entered only once, and the nested run may
+need the same context for a connection, a watcher or a task. It arms receives that have ended and
+that the outer run would arm only after a delivery returns. At the end it restores the callback that
+debug mode names in reports.
 
 Only the thread that runs the loop may call run_nested(); the caller must check that.
 """
@@ -13,7 +13,6 @@ Only the thread that runs the loop may call run_nested(); the caller must check 
 from uringloop._cpython.pyapi cimport PyContext_Enter, PyContext_Exit
 from uringloop._kernel.atomics cimport store_int
 from uringloop._transport.read_transport cimport ReadTransport
-from uringloop._transport.transport cimport Transport
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore
 
@@ -41,7 +40,7 @@ def run_nested(LoopCore loop not None):
     cdef list left = []
     try:
         leave_contexts(left)
-        resume_transports(loop)
+        arm_receives(loop)
         loop.run_turns()
     finally:
         loop.current_handle = handle
@@ -71,21 +70,12 @@ cdef int enter_contexts(list left) except -1:
     return 0
 
 
-cdef int resume_transports(LoopCore loop) except -1:
-    """Arm receives that wait for an outer delivery, and queue what an outer flush has not flushed.
-
-    A flush that calls resume_writing() has taken the flush list, and holds the transports that it
-    has not flushed yet in a local variable. When that flush continues, it finds nothing to send
-    for transports that the nested run has flushed.
-    """
-    cdef Transport transport
-    cdef set listed = set(loop.flush_list)
+cdef int arm_receives(LoopCore loop) except -1:
+    """Arm the receives that wait for an outer delivery to return."""
     cdef int fd
     for fd in range(loop.fd_table.size):
         if loop.fd_table.table[fd] != NULL:
-            transport = <Transport>loop.fd_table.table[fd]
-            if transport.flush_queued and transport not in listed:
-                loop.flush_list.append(transport)
+            transport = <object>loop.fd_table.table[fd]
             if isinstance(transport, ReadTransport):
                 (<ReadTransport>transport).want_recv()
     return 0

@@ -84,10 +84,12 @@ cdef class LoopCore:
     cdef SenderCache senders    # of datagrams
     cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
     cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
-    cdef list flush_list        # of TurnUser, flushed at the end of the turn
-    # An empty list, the next flush_list: the two take turns, so that no turn makes a new one. None
-    # while flush_all() runs; a run that is nested in it makes its own.
-    cdef list flushed_list
+    # Of TurnUser, flushed at the end of the turn. While flush_all() runs, the items before
+    # flush_next have been flushed; of the others, the first flush_left are this turn's. A run that
+    # is nested in flush_all() goes on there.
+    cdef list flush_list
+    cdef Py_ssize_t flush_next      # 0 while no flush_all() runs
+    cdef Py_ssize_t flush_left
     cdef object deliveries      # deque of TurnUser: each delivers after the next turn's callbacks
     cdef Py_ssize_t delivery_count      # its length: every turn reads it, without a call of len()
     cdef Py_ssize_t queued_bytes    # written in this turn, and left for the end of the turn
@@ -188,6 +190,7 @@ cdef class LoopCore:
     cdef int run_timed(self, Handle handle) except -1
     cdef int report_slow(self, int64_t began, object subject) except -1
     cdef int flush_all(self) except -1
+    cdef int drop_flushed(self) except -1
     cdef inline bint is_idle(self) noexcept:
         """Return whether no callback, completion, receive or flush waits; timers are left out."""
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)

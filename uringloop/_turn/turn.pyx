@@ -95,7 +95,6 @@ cdef class LoopCore:
         self.ready = ReadyQueue()
         self.inbox = Inbox()
         self.flush_list = []
-        self.flushed_list = []
         self.deliveries = deque()
         self.timers = TimerHeap()
         self.sleeper = Sleeper()
@@ -422,31 +421,39 @@ cdef class LoopCore:
 
     @cython.final
     cdef int flush_all(self) except -1:
-        cdef list items
+        """Flush the items of the list; those that an exception leaves are the next turn's.
+
+        If an item's flush leads to another flush_all(), by a nested run or by writing much, that
+        one flushes the rest, and nothing is left for this one.
+        """
         cdef TurnUser item
-        cdef Py_ssize_t index = 0
-        cdef Py_ssize_t count = list_size(<PyObject*>self.flush_list)
+        cdef Py_ssize_t count = list_size(<PyObject*>self.flush_list) - self.flush_next
         if count:
-            items = self.flush_list
-            self.flush_list = [] if self.flushed_list is None else self.flushed_list
-            self.flushed_list = None
+            self.flush_left = count
             try:
-                while index < count:
-                    item = <TurnUser>PyList_GET_ITEM_borrowed(items, index)
-                    index += 1
+                while self.flush_left:
+                    item = <TurnUser>PyList_GET_ITEM_borrowed(self.flush_list, self.flush_next)
+                    self.flush_next += 1
+                    self.flush_left -= 1
                     item.flush_queued = False
                     if count == 1:
                         item.flush_alone()
                     else:
                         item.flush()
-            except BaseException:
-                # The remaining items still have work: they are flushed in the next turn.
-                self.flush_list = items[index:] + self.flush_list
-                raise
             finally:
-                items.clear()
-                self.flushed_list = items
+                self.drop_flushed()
         self.queued_bytes = 0
+        return 0
+
+    cdef int drop_flushed(self) except -1:
+        """Remove the items that have been flushed from the list."""
+        cdef Py_ssize_t count = self.flush_next
+        # First: a destructor may queue an item.
+        self.flush_next = self.flush_left = 0
+        if count == list_size(<PyObject*>self.flush_list):
+            self.flush_list.clear()
+        elif count:
+            del self.flush_list[:count]
         return 0
 
     @cython.final
