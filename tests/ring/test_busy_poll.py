@@ -62,6 +62,26 @@ def test_timers_are_in_time_and_in_order(busy: uringloop.Loop) -> None:
         assert at - started >= delay
 
 
+def test_the_loop_also_polls_before_a_timer_that_is_nearer_than_the_busy_poll() -> None:
+    loop = uringloop.Loop(busy_poll_us=1_000_000)
+
+    async def main() -> tuple[int, float]:
+        await asyncio.sleep(0.001)
+        entries, began = loop._kernel_entries, loop.time()
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        return loop._kernel_entries - entries, loop.time() - began
+
+    try:
+        entries, took = loop.run_until_complete(main())
+    finally:
+        loop.close()
+    # A sleep in the kernel is an enter.
+    assert entries < 10
+    # It does not poll for longer.
+    assert 0.02 <= took < 1
+
+
 def test_another_thread_wakes_a_loop_that_spins_or_sleeps(busy: uringloop.Loop) -> None:
     async def main() -> int:
         heard = 0

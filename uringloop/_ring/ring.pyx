@@ -32,6 +32,7 @@ from uringloop._kernel.atomics cimport (
     store_int,
     store_int_release,
 )
+from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.epoll cimport epoll_event
 from uringloop._kernel.errors cimport (
     EAGAIN,
@@ -366,22 +367,28 @@ cdef class Ring:
         Return whether the sleep is not needed any more; otherwise take the time off *timeout_ns*.
         """
         cdef bint found
-        if not self.spin_ns or URING_FOREVER < timeout_ns[0] <= self.spin_ns:
+        cdef int64_t began
+        cdef int64_t longest = self.spin_ns
+        if not longest:
             return False
+        if timeout_ns[0] != URING_FOREVER:
+            longest = min(longest, timeout_ns[0])
         self.check_inherited()
         if uring_pending(&self.u):
             # The next turn follows at once, and spins.
             self.submit()
             return True
+        began = uring_clock_ns()
         with nogil:
-            found = uring_spin(&self.u, self.spin_ns)
+            found = uring_spin(&self.u, longest)
         if found:
             self.submit()
             if self.has_completions():
                 return True
-        if timeout_ns[0] != URING_FOREVER:
-            timeout_ns[0] -= self.spin_ns
-        return False
+        if timeout_ns[0] == URING_FOREVER:
+            return False
+        timeout_ns[0] -= uring_clock_ns() - began
+        return timeout_ns[0] <= 0
 
     cdef int gather(self) except -1:
         """Let completions gather after a sleep elsewhere, if that is asked for."""
