@@ -146,7 +146,7 @@ cdef class DatagramTransport(FlowControl):
         if res > 0:
             # The result counts the header and the address: it is positive for an empty datagram.
             return self.deliver_buffer(res, flags)
-        self.loop.datagram_pool.give_back(flags)
+        self.loop.datagram_pool.refuse(flags)
         return 0
 
     cdef int recv_ready(self) except -1:

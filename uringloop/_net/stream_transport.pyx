@@ -191,7 +191,7 @@ cdef class StreamTransport(WriteTransport):
             return self.on_poll(res) if res > 0 else 0
         if res > 0:
             return self.deliver_buffer(res, flags)
-        self.loop.pool.give_back(flags)
+        self.loop.pool.refuse(flags)
         return 0
 
     cdef int on_recv_end(self, int res) except -1:
@@ -216,8 +216,8 @@ cdef class StreamTransport(WriteTransport):
             self.polls_left != 0 and self.served_this_turn())
         cdef bytes data
         self.served_turn = self.loop.counters.turns
-        self.count_received(size)
         try:
+            self.count_received(size)
             if self.life >= CLOSING:
                 return 0
             data = (

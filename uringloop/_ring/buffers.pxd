@@ -25,7 +25,7 @@ cdef class BufferPool:
     cdef int capacity                 # buffers that memory has room for: BUFFERS_MAX or fewer
     cdef int published                # buffers that the kernel may pick: the first ones of memory
     cdef int generation               # of the ring that the pool is registered with
-    cdef readonly int out             # buffers between their completion and give_back
+    cdef readonly int out             # buffers between `take` and `give_back`
     cdef double fill                  # moving average of the bytes received into a buffer
     cdef list starved                 # of TurnUser, whose receives wait for buffers: of datagrams
 
@@ -34,7 +34,8 @@ cdef class BufferPool:
 
     cdef bint prepare(self) except -1
     cdef char *take(self, unsigned int flags, int size) noexcept
-    cdef void give_back(self, unsigned int flags) noexcept
+    cdef int give_back(self, unsigned int flags) except -1
+    cdef void refuse(self, unsigned int flags) noexcept
     cdef char *spare(self) noexcept
     cdef void grow(self) noexcept
     cdef void close(self) noexcept

@@ -127,9 +127,16 @@ cdef class BufferPool:
         self.fill += (size - self.fill) * FILL_WEIGHT
         return self.memory + <size_t>(flags >> IORING_CQE_BUFFER_SHIFT) * self.size
 
-    cdef void give_back(self, unsigned int flags) noexcept:
-        cdef unsigned int number = flags >> IORING_CQE_BUFFER_SHIFT
+    cdef int give_back(self, unsigned int flags) except -1:
+        """Let the kernel fill the buffer again that `take` has returned for the same *flags*."""
+        assert self.out > 0
         count_int(&self.out, -1)
+        self.refuse(flags)
+        return 0
+
+    cdef void refuse(self, unsigned int flags) noexcept:
+        """Let the kernel fill the buffer again that a completion without bytes names."""
+        cdef unsigned int number = flags >> IORING_CQE_BUFFER_SHIFT
         uring_give_buffer(
             self.entries, BUFFERS_MAX, self.memory + <size_t>number * self.size, self.size, number)
 
