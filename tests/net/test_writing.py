@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import socket
 import sys
 from collections.abc import Callable, Iterable
 
@@ -17,10 +18,15 @@ from support.roles import (
     on_loop,
     read_exactly,
     read_to_end,
+    released,
     stream,
+    turns,
+    until,
 )
+from support.sockets import tcp_pair
 
 import uringloop
+from uringloop import testing
 
 # Small kernel buffers, so that a write of PLENTY stays queued in the transport.
 NARROW = 16 * 1024
@@ -306,3 +312,42 @@ async def test_both_sides_can_half_close_in_sequence(each_loop: Loop) -> None:
         assert await left.received(14) == b"after your end"
         assert not left_transport.is_closing()
         assert not right_transport.is_closing()
+
+
+@pytest.mark.parametrize("left", [b"", b"left"], ids=["all sent", "queued"])
+def test_an_aborted_connection_whose_last_send_the_kernel_takes_late_is_released(
+    left: bytes,
+) -> None:
+    loop = testing.Loop()
+
+    async def main() -> None:
+        sockets = [tcp_pair() for _ in range(2)]
+        ends = [HalfOpen(loop) for _ in sockets]
+        for end, (ours, peer) in zip(ends, sockets, strict=True):
+            await loop.create_connection(lambda: end, sock=ours)  # noqa: B023  # Called here.
+            # After the peer's end no receive is in flight.
+            peer.shutdown(socket.SHUT_WR)
+            await end.eof
+        # Two transports that write in a turn leave their sends to the ring.
+        for end in ends:
+            end.transport.write(b"sent")
+        # The kernel refuses every enter for want of memory.
+        loop.faults = testing.Faults(busy=1.0)
+        await turns()
+        ends[0].transport.write(left)
+        ends[0].transport.abort()
+        await until(ends[0].lost.done)
+        await turns(3)
+        loop.faults = testing.Faults()
+        await released(ends[0].transport)
+        assert sockets[0][1].recv(10) == b"sent"
+        ends[1].transport.abort()
+        await released(ends[1].transport)
+        for _, peer in sockets:
+            peer.close()
+
+    try:
+        loop.run_until_complete(main())
+        assert loop._operations_in_flight == 0
+    finally:
+        loop.close()

@@ -209,7 +209,8 @@ cdef class WriteTransport(FlowControl):
 
     cdef int flush(self) except -1:
         if self.loses_writes():
-            return 0
+            # The last operation may have been a quiet send, confirmed after connection_lost().
+            return self.release_when_done()
         if self.source is not None:
             self.pull_source()
         if self.send_op.in_flight:
@@ -238,6 +239,9 @@ cdef class WriteTransport(FlowControl):
             # A quiet send has written everything. The ring calls on_send() within the enter, where
             # no protocol may be called.
             self.consume(self.queue.data_size)
+            if self.life >= ENDING:
+                # The transport was aborted. flush() releases it, which may call other code.
+                self.queue.clear()
             if self.queue.count or self.is_awaited():
                 return self.loop.add_flush(self)
             return 0
