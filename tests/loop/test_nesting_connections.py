@@ -18,6 +18,8 @@ from support.tls_contexts import client_context, server_context
 import uringloop
 
 LARGE = bytes(range(256)) * 16 * 1024
+# Options that the socket module has no constants for.
+UDP_SEGMENT, UDP_GRO = 103, 104
 
 
 @pytest.fixture
@@ -420,6 +422,35 @@ def test_a_nested_run_in_datagram_received_receives_datagrams(loop: uringloop.Lo
     with peer:
         loop.run_until_complete(main())
     assert received == [b"%d" % number for number in range(DEPTH)]
+
+
+def test_a_nested_run_receives_the_rest_of_merged_datagrams(loop: uringloop.Loop) -> None:
+    received: list[bytes] = []
+    lost = loop.create_future()
+
+    class Protocol(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, address: Any) -> None:
+            received.append(data)
+            count = len(received)
+            if count < 3:
+                loop.run_until_complete(until(lambda: len(received) > count))
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            lost.set_result(None)
+
+    async def main() -> None:
+        transport, _ = await loop.create_datagram_endpoint(Protocol, ("127.0.0.1", 0))
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
+        peer.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 10)
+        peer.sendto(bytes(range(100)), sock.getsockname())
+        await until(lambda: len(received) == 10)
+        transport.close()
+        await lost
+
+    with socket.socket(type=socket.SOCK_DGRAM) as peer:
+        loop.run_until_complete(main())
+    assert received == [bytes(range(start, start + 10)) for start in range(0, 100, 10)]
 
 
 def test_a_nested_run_reads_from_the_same_pipe(loop: uringloop.Loop) -> None:

@@ -25,6 +25,8 @@ cdef class DatagramTransport(FlowControl):
     cdef bint is_replaced(self) except -1
     cdef int deliver_buffer(self, int size, unsigned int flags) except -1
     cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1
+    cdef int stash_merged(
+        self, bytes data, Py_ssize_t start, Py_ssize_t size, object address) except -1
     cdef int recvfrom_some(self) except -1
     cdef bint is_merging(self) except -1
     cdef int deliver(self, object data, object address) except -1

@@ -232,14 +232,25 @@ cdef class DatagramTransport(FlowControl):
             while start < total and not (self.paused or self.stash or self.life >= CLOSING):
                 piece = data[start:start + size]
                 start += size
+                if self.loop.nestable:
+                    # A nested run delivers the others.
+                    self.stash_merged(data, start, size, address)
+                    start = total
                 self.deliver(piece, address)
         finally:
-            # The protocol has paused, or raised KeyboardInterrupt: stash the others.
-            while start < total and self.life < CLOSING:
-                self.stash_item((data[start:start + size], address))
-                start += size
-            if self.stash and not self.paused and self.life < CLOSING:
-                self.loop.add_delivery(self)
+            # The protocol has paused, or raised KeyboardInterrupt.
+            self.stash_merged(data, start, size, address)
+        return 0
+
+    cdef int stash_merged(
+            self, bytes data, Py_ssize_t start, Py_ssize_t size, object address) except -1:
+        """Stash the merged datagrams from *start* on."""
+        cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
+        while start < total and self.life < CLOSING:
+            self.stash_item((data[start:start + size], address))
+            start += size
+        if self.stash and not self.paused and self.life < CLOSING:
+            self.loop.add_delivery(self)
         return 0
 
     cdef int recvfrom_some(self) except -1:
