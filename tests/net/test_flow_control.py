@@ -139,6 +139,23 @@ async def test_a_timer_can_resume_reading(each_virtual_loop: Loop) -> None:
 
 
 @on_loop
+async def test_the_repr_says_whether_the_transport_reads(each_loop: Loop) -> None:
+    async with stream(each_loop, Collector(each_loop)) as (transport, _):
+        await turns(2)
+        for _ in range(2):
+            assert " read=polling " in repr(transport)
+            transport.pause_reading()
+            assert " read=idle " in repr(transport)
+            await turns()
+            assert " read=idle " in repr(transport)
+            transport.resume_reading()
+            assert " read=polling " in repr(transport)
+            await turns()
+        transport.close()
+        assert " read=idle " in repr(transport)
+
+
+@on_loop
 async def test_the_end_of_stream_waits_while_paused(each_loop: Loop) -> None:
     collector = Collector(each_loop)
     async with stream(each_loop, collector) as (transport, peer):

@@ -275,6 +275,20 @@ async def test_extra_info_and_protocol_of_both_ends(each_loop: Loop) -> None:
 
 
 @on_loop
+async def test_the_repr_of_a_reader_says_whether_it_reads(each_loop: Loop) -> None:
+    source, sink = a_pipe()
+    async with reading(each_loop, source) as reader:
+        await turns(2)
+        assert repr(reader.pipe).endswith(" polling>")
+        reader.pipe.pause_reading()
+        assert repr(reader.pipe).endswith(" idle>")
+        reader.pipe.resume_reading()
+        assert repr(reader.pipe).endswith(" polling>")
+        sink.close()
+        await reader.lost
+
+
+@on_loop
 async def test_repr_shows_the_state(loop: uringloop.Loop) -> None:
     source, sink = a_pipe()
     fds = source.fileno(), sink.fileno()

@@ -47,7 +47,7 @@ cdef class FlowControl(ReadTransport):
 
     cdef str describe_io(self):
         return (
-            f"read={polling_or_idle(self.recv_op.in_flight)} "
+            f"read={self.describe_reading()} "
             f"write=<{polling_or_idle(self.is_sending())}, bufsize={self.unsent()}>"
         )
 

@@ -48,6 +48,7 @@ cdef class ReadTransport(Transport):
 
     cdef int want_recv(self) except -1
     cdef int submit_recv(self) except -1
+    cdef str describe_reading(self)
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int on_received(self, int res, unsigned int flags) except -1
     cdef int on_recv_end(self, int res) except -1

@@ -264,7 +264,12 @@ cdef class ReadTransport(Transport):
         raise NotImplementedError
 
     cdef str describe_io(self):
-        return polling_or_idle(self.recv_op.in_flight and not self.paused)
+        return self.describe_reading()
+
+    cdef str describe_reading(self):
+        # What is in flight may be a poll that a pause has left, or a receive that is cancelled.
+        return polling_or_idle(
+            self.recv_op.in_flight and not self.paused and self.life < CLOSING)
 
     cdef bint has_operations(self) noexcept:
         return self.recv_op.in_flight
