@@ -34,6 +34,7 @@ cdef class WriteTransport(FlowControl):
     cdef int set_source(self, WriteSource source, Py_ssize_t size) except -1
     cdef int pull_source(self) except -1
     cdef bint is_awaited(self) noexcept
+    cdef bint must_finish(self) noexcept
     cdef bint loses_writes(self) noexcept
     cdef int check_writable(self, str method) except -1
     cdef int queue_grew(self, Py_ssize_t size) except -1

@@ -265,19 +265,23 @@ cdef class WriteTransport(FlowControl):
     cdef int queue_sent(self, Py_ssize_t size) except -1:
         self.consume(size)
         if self.writing_paused and self.queue.size <= self.low_water:
-            self.writing_paused = False
-            if self.queue.count or self.is_awaited():
+            if self.queue.count or self.must_finish():
                 self.loop.add_flush(self)
             self.resume_protocol()
         if self.queue.count:
             return self.loop.add_flush(self)
-        if self.life >= CLOSING or self.output != WRITABLE or self.sendfile_waiter is not None:
+        if self.must_finish():
             return self.finish_writing()
         return 0
 
     cdef bint is_awaited(self) noexcept:
         """Whether something waits for the queue to be sent."""
-        return (self.writing_paused or self.life >= CLOSING or self.output != WRITABLE
+        return self.writing_paused or self.must_finish()
+
+    @cython.final
+    cdef bint must_finish(self) noexcept:
+        """Whether close(), write_eof() or sendfile() waits for the queue to be sent."""
+        return (self.life >= CLOSING or self.output != WRITABLE
                 or self.sendfile_waiter is not None)
 
     cdef int finish_writing(self) except -1:
