@@ -124,7 +124,7 @@ cdef class SharedListeners(EpollUser):
         count_loop(listener, -1)
         self.leave_queue(listener)
         if not self.listeners:
-            self.sleeper.leave()
+            self.sleeper.go_to_ring()
             self.use_spare()
         return 0
 
@@ -211,7 +211,7 @@ cdef class SharedListeners(EpollUser):
         """Look for connections whose wake-up went to a process that has not accepted them."""
         cdef ListeningSocket listener
         if not self.others_accept():
-            return self.sleeper.leave()
+            return self.sleeper.go_to_ring()
         for listener in list(self.listeners.values()):
             if uring_may_accept(listener.fd):
                 # epoll reports what already waits when a socket is added.
@@ -227,7 +227,7 @@ cdef class SharedListeners(EpollUser):
             return 0
         if not self.others_accept():
             # In the ring, the polls report this connection, too.
-            return self.sleeper.leave()
+            return self.sleeper.go_to_ring()
         if self.sleeper.slept_ns >= SLEPT_NS:
             self.full_turns = 0
         now = uring_clock_ns()

@@ -76,11 +76,11 @@ cdef class Sleeper:
         """Have the watchers arm their request before the next sleep, if that is in the ring."""
         self.unarmed = self.place != AT_EPOLL
 
-    cdef bint suits(self) except -1
-    cdef bint enter(self, int credit) except -1
+    cdef bint note_events(self) except -1
+    cdef bint go_to_epoll(self, int credit) except -1
     cdef bint enter_exclusive(self) except -1
     cdef int leave_exclusive(self) except -1
-    cdef int leave(self) except -1
+    cdef int go_to_ring(self) except -1
     cdef int forbid_epoll(self) except -1
     cdef int renew(self) except -1
     cdef int control(self, int operation, int fd, epoll_event *event) noexcept

@@ -12,8 +12,8 @@ epoll instance, of which each loop has one:
   EPOLLEXCLUSIVE an instance passes a wake-up on unless a thread sleeps in epoll_wait(2) at that
   moment (4.5, ep_poll_callback in fs/eventpoll.c).
 
-    IN_RING ──enter()──> AT_EPOLL ──leave()──> IN_RING
-       └─────────────────────┴──the kernel refuses what AT_EPOLL needs──> ALWAYS_IN_RING
+    IN_RING ──go_to_epoll()──> AT_EPOLL ──go_to_ring()──> IN_RING
+       └───────────────────────────┴──the kernel refuses what AT_EPOLL needs──> ALWAYS_IN_RING
 
 While the loop is AT_EPOLL, the instance also has the descriptor by which the ring ends a sleep
 (at_epoll.h), and the waker of other threads: the kernel's ring does not write to its eventfd from
@@ -73,7 +73,7 @@ cdef enum:
 
     # In the units of CREDIT_MAX. A sleep in epoll_wait(2) that an event has ended saves SLEEP_GAIN;
     # one that the ring has ended takes an enter more. A turn without a sleep makes a call that
-    # looks for events, which a request of the ring does not need: with five such turns for each
+    # looks for events, which a request of the ring does not need: with four such turns for each
     # event, either place is as expensive as the other.
     SLEEP_GAIN = 4
     RING_COST = 8
@@ -180,14 +180,14 @@ cdef class Sleeper:
 
     # ── the place ────────────────────────────────────────────────────────────────────────────
 
-    cdef bint suits(self) except -1:
+    cdef bint note_events(self) except -1:
         """Note that the ring has brought events; return whether the loop should go to epoll."""
         cdef uint64_t brought = self.ring.completions - self.completions
         self.completions = self.ring.completions
         self.events_only = self.events_only + 1 if brought == 1 else 0
         return self.place == IN_RING and self.events_only >= self.needed
 
-    cdef bint enter(self, int credit) except -1:
+    cdef bint go_to_epoll(self, int credit) except -1:
         """Sleep in epoll_wait(2) from now on; return False if the kernel does not permit it."""
         cdef int res
         if self.place == AT_EPOLL:
@@ -218,7 +218,7 @@ cdef class Sleeper:
 
         Return False if the kernel does not permit it.
         """
-        if not self.enter(CONNECTION_CREDIT):
+        if not self.go_to_epoll(CONNECTION_CREDIT):
             return False
         assert self.place == AT_EPOLL and self.listeners is not None
         self.exclusive = True
@@ -238,7 +238,7 @@ cdef class Sleeper:
         cdef int res = self.control(EPOLL_CTL_ADD, self.waker_fd, &event)
         return 0 if res == -EEXIST else res
 
-    cdef int leave(self) except -1:
+    cdef int go_to_ring(self) except -1:
         """Sleep in the ring from now on."""
         cdef epoll_event event
         if self.place != AT_EPOLL:
@@ -259,7 +259,7 @@ cdef class Sleeper:
 
     cdef int forbid_epoll(self) except -1:
         """Sleep in the ring from now on, for good."""
-        self.leave()
+        self.go_to_ring()
         assert self.place != AT_EPOLL and not self._has_events()
         self.place = ALWAYS_IN_RING
         return 0
@@ -268,17 +268,17 @@ cdef class Sleeper:
         """Go back to the ring, for longer each time."""
         if not self.exclusive and self.needed != NEVER:
             self.needed = min(2 * self.needed, TURNS_MAX)
-        return self.leave()
+        return self.go_to_ring()
 
     cdef int renew(self) except -1:
-        """Replace the epoll instance by an empty one, and sleep in the ring; return -errno.
+        """Replace the epoll instance by an empty one; later sleeps are in the ring.
 
-        The caller closes the old instance, unless other code has.
+        Return 0 or -errno. The caller closes the old instance, unless other code has.
         """
         cdef int fresh = epoll_create1(EPOLL_CLOEXEC)
         if fresh < 0:
             return -errno
-        self.leave()
+        self.go_to_ring()
         self.epoll_fd = fresh
         return 0
 
@@ -312,7 +312,7 @@ cdef class Sleeper:
         if self.ring.has_submissions():
             self.ring.submit()
         if self._ring_changes():
-            return self.leave()
+            return self.go_to_ring()
         if self.ring.has_completions():
             by_ring = True
             timeout_ns = 0
@@ -333,7 +333,7 @@ cdef class Sleeper:
         elif self.found:
             self._raise_credit(min(self.credit + SLEEP_GAIN, CREDIT_MAX))
         elif limited and not self.exclusive and not self.error:
-            return self.leave()
+            return self.go_to_ring()
         if self.credit <= 0:
             # epoll reports the fetched events again.
             return self._give_up()
@@ -357,7 +357,7 @@ cdef class Sleeper:
                 not looks and self.ring.needs_enter()):
             self.ring.submit()
         if self._ring_changes():
-            return self.leave()
+            return self.go_to_ring()
         if not looks:
             return 0
         self.looked_ns = now

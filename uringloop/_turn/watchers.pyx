@@ -345,10 +345,10 @@ cdef class Watchers(EpollUser):
         """Wait for the next events: from the end of this turn, or in the loop's next sleep."""
         cdef Sleeper sleeper = self.loop.sleeper
         if self.waits_in_ring():
-            if sleeper.suits() and not self.wait_op.in_flight and self.watched:
-                sleeper.enter(CREDIT_MAX)
+            if sleeper.note_events() and not self.wait_op.in_flight and self.watched:
+                sleeper.go_to_epoll(CREDIT_MAX)
         elif not self.watched and not sleeper.exclusive:
-            sleeper.leave()
+            sleeper.go_to_ring()
         sleeper.request_arm()
         return 0
 
