@@ -84,7 +84,7 @@ class Processor(Option):
         return in_range(self.argument, number, last, number)
 
 
-class Ring(Option):
+class RingOption(Option):
     """The ring of a loop."""
 
     def value(self, argument: str | None) -> backends.Choice:
@@ -115,7 +115,7 @@ class Switch(Option):
         return text.lower() not in OFF if text else self.is_on
 
 
-class Place(Option):
+class PathOption(Option):
     """The path to write to or to be found at; "1" is the usual place, and "" is none."""
 
     def __init__(self, variable: str, *, effect: str) -> None:
@@ -128,7 +128,7 @@ class Place(Option):
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────
 
-BACKEND = Ring(
+BACKEND = RingOption(
     "backend",
     "URINGLOOP_BACKEND",
     values=", ".join(backends.BACKENDS),
@@ -175,11 +175,11 @@ STALL_MS = Number(
     most=IDLE_MAX_MS,
     effect="logs what blocks the loop for that many milliseconds",
 )
-MONITOR = Place(
+MONITOR = PathOption(
     "URINGLOOP_MONITOR",
     effect="python -m uringloop.top can watch the process, at a socket of that path",
 )
-TRACE = Place(
+TRACE = PathOption(
     "URINGLOOP_TRACE",
     effect="writes each operation to a file of that path; 1 is standard error",
 )
