@@ -35,7 +35,8 @@ cdef enum:
     QUIET = 1
 
 
-# What is fixed for an operation before it starts: bits of `policy`.
+# What the owner sets for an operation before it starts: bits of `policy`. Later, the ring removes
+# RUN_WAITS from an open that takes too long, and corrects its count.
 cdef enum Policy:
     ENDS_WITH_RUN = 1 << 0       # cancelled as a run ends: a send, the poll of a listening socket
     RUN_WAITS = 1 << 1           # a run waits for it, as when a worker uses the program's memory
@@ -61,7 +62,7 @@ cdef struct Operation:
     PyObject *owner            # borrowed; while in flight the ring holds one reference to it
     Operation *previous        # the ring's list of operations in flight
     Operation *next
-    unsigned int policy        # bits of Policy; the ring's counts need those constant in flight
+    unsigned int policy        # bits of Policy; the ring counts operations in flight by them
     bint in_flight             # between start and the terminal completion
     bint cancelled             # on a ring with a kernel thread: ends with the run, too
     bint quiet                 # posts a completion only if it fails
@@ -72,8 +73,8 @@ cdef struct Operation:
 
 @cython.final
 cdef class Ring:
-    # Opened by the constructor, closed by close() or dealloc. Outside this package only loops for
-    # tests use it.
+    # Opened by one of the functions below, closed by close() or dealloc.
+    # Outside this package nothing but `testing` uses this field.
     cdef uring u
     cdef Operation in_flight           # sentinel of the circular list of operations in flight
     cdef Operation quiet               # the same for quiet operations, until they are confirmed
@@ -86,7 +87,8 @@ cdef class Ring:
     cdef int64_t batch_ns              # let completions gather this long in a sleep
     cdef uring_trace trace             # records submissions and completions, if it is open
     cdef bint memory_pinned            # a kernel thread may outlive the ring: its memory must stay
-    cdef unsigned long runner          # the thread that runs the loop, no other may submit; or 0
+    # The thread that runs the loop, once it has taken the ring over: no other may submit. Or 0.
+    cdef unsigned long runner
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
     cdef bint old_completions_dispatched   # all completions of a replaced ring were delivered
@@ -184,7 +186,7 @@ cdef class Ring:
     cdef int replace(self) except -1
     cdef int forbid(self, int res, str call) except -1
     cdef int forbid_enter(self, int res) except -1
-    cdef bint take_over(self) except -1
+    cdef int take_over(self) except -1
     cdef int end_run_operations(self) except -1
     cdef int fall_back(self) except -1
     cdef int drain(self) except -1

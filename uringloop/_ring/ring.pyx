@@ -749,25 +749,22 @@ cdef class Ring:
 
     # ── runs, and the end ────────────────────────────────────────────────────────────────────
 
-    cdef bint take_over(self) except -1:
-        """Make the calling thread the ring's issuer; return whether a new ring has replaced it.
+    cdef int take_over(self) except -1:
+        """Make the calling thread the ring's issuer; a new ring replaces one of another thread.
 
         The kernel binds a ring to the thread that enables it, and returns EEXIST to all others.
         Thread identifiers do not help: a new thread often has the one of a dead thread.
         """
-        cdef int res, generation
+        cdef int res
         self.check_inherited()
         if self.u.life == URING_DISABLED:
             res = uring_enable(&self.u)
             if uring_is_forbidden(res):
                 self.forbid(res, "io_uring_register")
-                self.replace()
-                return True
+                return self.replace()
             if res < 0:
                 raise os_error(res, "io_uring_register")
-        generation = self.generation
-        self._entered(uring_submit(&self.u))
-        return self.generation != generation
+        return self._entered(uring_submit(&self.u))
 
     cdef int end_run_operations(self) except -1:
         """End the operations that a change of the thread or of the ring would break.

@@ -101,7 +101,7 @@ cdef class LoopCore:
     cdef int stopping           # stop() was called, by any thread
     cdef int closed
     cdef int debug
-    cdef bint sending           # sends may be submitted in mid-turn: during a run
+    cdef bint sending           # sends may be submitted in mid-turn: until the end of a run begins
     cdef bint nestable          # the loop may be run within its own callbacks
     cdef bint clock_replaced    # a subclass overrides, or a program replaces, time() or call_at()
     cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does; or CLAIMED
