@@ -394,63 +394,63 @@ def test_a_nested_run_receives_from_the_same_tls_connection(loop: uringloop.Loop
     assert loop.run_until_complete(main()) == bytes(range(DEPTH))
 
 
+class NestingDatagrams(asyncio.DatagramProtocol):
+    """Waits in a nested run for the next datagram, until it has *depth* of them."""
+
+    def __init__(
+        self, loop: uringloop.Loop, depth: int, before: Callable[[int], object] = lambda _: None
+    ) -> None:
+        self.loop = loop
+        self.depth = depth
+        self.before = before
+        self.received: list[bytes] = []
+        self.lost = loop.create_future()
+
+    def datagram_received(self, data: bytes, address: Any) -> None:
+        self.received.append(data)
+        count = len(self.received)
+        if count < self.depth:
+            self.before(count)
+            self.loop.run_until_complete(until(lambda: len(self.received) > count))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(None)
+
+
 def test_a_nested_run_in_datagram_received_receives_datagrams(loop: uringloop.Loop) -> None:
-    received: list[bytes] = []
-    lost = loop.create_future()
-
-    class Protocol(asyncio.DatagramProtocol):
-        def datagram_received(self, data: bytes, address: Any) -> None:
-            received.append(data)
-            count = len(received)
-            if count < DEPTH:
-                peer.send(b"%d" % count)
-                loop.run_until_complete(until(lambda: len(received) > count))
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            lost.set_result(None)
-
     peer = socket.socket(type=socket.SOCK_DGRAM)
+    protocol = NestingDatagrams(loop, DEPTH, lambda count: peer.send(b"%d" % count))
 
     async def main() -> None:
-        transport, _ = await loop.create_datagram_endpoint(Protocol, ("127.0.0.1", 0))
+        transport, _ = await loop.create_datagram_endpoint(lambda: protocol, ("127.0.0.1", 0))
         peer.connect(transport.get_extra_info("sockname"))
         peer.send(b"0")
-        await until(lambda: len(received) == DEPTH)
+        await until(lambda: len(protocol.received) == DEPTH)
         transport.close()
-        await lost
+        await protocol.lost
 
     with peer:
         loop.run_until_complete(main())
-    assert received == [b"%d" % number for number in range(DEPTH)]
+    assert protocol.received == [b"%d" % number for number in range(DEPTH)]
 
 
 def test_a_nested_run_receives_the_rest_of_merged_datagrams(loop: uringloop.Loop) -> None:
-    received: list[bytes] = []
-    lost = loop.create_future()
-
-    class Protocol(asyncio.DatagramProtocol):
-        def datagram_received(self, data: bytes, address: Any) -> None:
-            received.append(data)
-            count = len(received)
-            if count < 3:
-                loop.run_until_complete(until(lambda: len(received) > count))
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            lost.set_result(None)
+    protocol = NestingDatagrams(loop, 3)
 
     async def main() -> None:
-        transport, _ = await loop.create_datagram_endpoint(Protocol, ("127.0.0.1", 0))
+        transport, _ = await loop.create_datagram_endpoint(lambda: protocol, ("127.0.0.1", 0))
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         peer.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 10)
         peer.sendto(bytes(range(100)), sock.getsockname())
-        await until(lambda: len(received) == 10)
+        await until(lambda: len(protocol.received) == 10)
         transport.close()
-        await lost
+        await protocol.lost
 
     with socket.socket(type=socket.SOCK_DGRAM) as peer:
         loop.run_until_complete(main())
-    assert received == [bytes(range(start, start + 10)) for start in range(0, 100, 10)]
+    expected = [bytes(range(start, start + 10)) for start in range(0, 100, 10)]
+    assert protocol.received == expected
 
 
 def test_a_nested_run_reads_from_the_same_pipe(loop: uringloop.Loop) -> None:
