@@ -50,7 +50,7 @@ RUN_DEV = PYTHONSAFEPATH=1 $(DEV)/bin/python
 
 BUILD_REQUIRES = $(shell sed -n 's/^requires = \[\(.*\)\]/\1/p' pyproject.toml | tr -d ,)
 # Builds share the build folder: one at a time, as in .ci/wheel.
-LOCKED = flock build/packages/lock
+DEBUG_BUILD = mkdir -p build/packages && URINGLOOP_DEBUG=1 flock build/packages/lock
 # Installs the package into the environment of a target, with the packages of its EXTRAS.
 define INSTALL
 @wheel=$$($(@D)/bin/python .ci/wheel) && \
@@ -94,16 +94,14 @@ lint: $(DEV)/installed  ## Check style and types: ruff, cython-lint, mypy, pyrig
 	cat build/stubtest.log; exit $$((mypy + stubtest))
 
 $(DEV)/installed: $(DEV)/tools $(BUILD_SOURCES)
-	@mkdir -p build/packages
-	URINGLOOP_DEBUG=1 $(LOCKED) $(DEV)/bin/python setup.py -q build_ext --inplace
+	$(DEBUG_BUILD) $(DEV)/bin/python setup.py -q build_ext --inplace
 	@touch $@
 
 # pip would make a new environment for the build, and the newer files of the Cython installed after
 # that would cause all modules to be compiled again: so Cython is installed first.
 $(DEV)/tools: $(DEV)/python-$(TAG) pyproject.toml
-	@mkdir -p build/packages
 	$(DEV)/bin/python -m pip install --quiet $(BUILD_REQUIRES)
-	URINGLOOP_DEBUG=1 $(LOCKED) $(DEV)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	$(DEBUG_BUILD) $(DEV)/bin/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@
 
 # Docstrings come from the installed package; Sphinx does not notice their changes, hence -E.
