@@ -53,6 +53,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyTuple_GET_SIZE(tuple items)
     # Takes a pointer: Cython counts a reference to an attribute that it passes as an object.
     Py_ssize_t list_size "PyList_GET_SIZE" (PyObject *items)
+    int PyList_SetSlice(list items, Py_ssize_t start, Py_ssize_t end, PyObject *to) except -1
     int PyErr_CheckSignals() except -1
     Py_ssize_t Py_REFCNT(PyObject *target)
     # True only if no other reference exists, in any thread. Without a GIL this is also false for an

@@ -180,14 +180,14 @@ cdef bint says(object target, str path, str words) except -1:
 
 
 def variable(str name):
-    """Return the value of an environment variable or None, as `os.environ.get` does.
+    """Return the text of an environment variable without blanks around it; "" if it is not set.
 
-    `os.environ.get` takes 1 us for a variable that is not set, and a new loop looks for six.
+    `os.environ.get` takes 1 us for a variable that is not set, and a new loop looks for seven.
     """
     values = getattr(os.environ, "_data", None)
     if type(values) is dict and name.encode() not in values:
-        return None
-    return os.environ.get(name)
+        return ""
+    return os.environ.get(name, "").strip()
 
 
 # ── what differs between versions of asyncio ─────────────────────────────────────────────────

@@ -26,11 +26,9 @@ IDLE_MAX_MS = 60_000
 OFF = ("0", "no", "false", "off")
 
 
-def in_range(name: str, number: int, most: int, given: object) -> int:
-    """Return *number*, which was *given*. Raises ValueError unless it is from 0 to *most*."""
-    if not 0 <= number <= most:
-        raise ValueError(f"{name} must be between 0 and {most:,}, not {given!r}")
-    return number
+def out_of_range(name: str, most: int, given: object) -> ValueError:
+    """Return the error for what was *given* where a number from 0 to *most* is wanted."""
+    return ValueError(f"{name} must be between 0 and {most:,}, not {given!r}")
 
 
 class Option:
@@ -50,8 +48,9 @@ class Option:
 
     def text(self, variables: Mapping[str, str] | None = None) -> str:
         """Return the text of the variable, "" if it is not set; by default this process's."""
-        get = stdlib.variable if variables is None else variables.get
-        return (get(self.variable) or "").strip()
+        if variables is None:
+            return stdlib.variable(self.variable)
+        return variables.get(self.variable, "").strip()
 
 
 class Number(Option):
@@ -63,14 +62,17 @@ class Number(Option):
 
     def value(self, argument: int | None) -> int:
         if argument is None and self.variable:
-            text = self.text()
+            text = stdlib.variable(self.variable)
             if not text:
                 return 0
-            number = int(text) if text.isdecimal() else -1
-            return in_range(self.variable, number, self.most, text)
+            if not text.isdecimal() or int(text) > self.most:
+                raise out_of_range(self.variable, self.most, text)
+            return int(text)
         # Without a variable, None raises TypeError, like any other object that is not an integer.
         number = operator.index(argument)  # type: ignore[arg-type]
-        return in_range(self.argument, number, self.most, number)
+        if not 0 <= number <= self.most:
+            raise out_of_range(self.argument, self.most, number)
+        return number
 
 
 class Processor(Option):
@@ -81,14 +83,16 @@ class Processor(Option):
             return -1
         last = os.sysconf("SC_NPROCESSORS_CONF") - 1
         number = operator.index(argument)
-        return in_range(self.argument, number, last, number)
+        if not 0 <= number <= last:
+            raise out_of_range(self.argument, last, number)
+        return number
 
 
 class RingOption(Option):
     """The ring of a loop."""
 
     def value(self, argument: str | None) -> backends.Choice:
-        wanted = (self.text() or backends.AUTO) if argument is None else argument
+        wanted = (stdlib.variable(self.variable) or backends.AUTO) if argument is None else argument
         for choice in backends.BACKENDS:
             if wanted == choice:
                 return choice
@@ -111,7 +115,7 @@ class Switch(Option):
     def value(self, argument: bool | None = None) -> bool:
         if argument is not None:
             return argument
-        text = self.text()
+        text = stdlib.variable(self.variable)
         return text.lower() not in OFF if text else self.is_on
 
 

@@ -30,8 +30,8 @@ from cpython.object cimport PyObject, PyObject_GenericSetAttr
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
-    PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyObject_Call, leave_to_collector, list_size,
-    set_traverse, this_thread, traverseproc, visitproc)
+    PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyList_SetSlice, PyObject_Call,
+    leave_to_collector, list_size, set_traverse, this_thread, traverseproc, visitproc)
 from uringloop._kernel.atomics cimport (
     count_total, load_double, load_int, replace_int, replace_long, store_double, store_int,
     store_int_release, store_long, store_long_release, store_ns)
@@ -445,16 +445,13 @@ cdef class LoopCore:
         self.queued_bytes = 0
         return 0
 
+    @cython.final
     cdef int drop_flushed(self) except -1:
         """Remove the items that have been flushed from the list."""
         cdef Py_ssize_t count = self.flush_next
         # First: a destructor may queue an item.
         self.flush_next = self.flush_left = 0
-        if count == list_size(<PyObject*>self.flush_list):
-            self.flush_list.clear()
-        elif count:
-            del self.flush_list[:count]
-        return 0
+        return PyList_SetSlice(self.flush_list, 0, count, NULL)
 
     @cython.final
     cdef int submit_and_wait(self) except -1:
