@@ -167,8 +167,7 @@ def extensions() -> list[Extension]:
     shared = [path for path in PACKAGE.glob("*/*.pyx") if path.parent != BENCH]
     written = [path for path in PACKAGE.glob("*/*.c") if path.parent != BENCH]
     # Cython wrote them beside its sources once; linked in, each module would be there twice.
-    c_files = PACKAGE.glob("*/*.c")
-    if left := [str(path) for path in c_files if path.read_text().startswith(BY_CYTHON)]:
+    if left := [str(path) for path in written if path.read_text().startswith(BY_CYTHON)]:
         raise SystemExit("Cython made these files, which `make clean` removes: " + " ".join(left))
     headers = [path for path in PACKAGE.glob("*/*.h") if path.parent != BENCH]
     modules = load_order(sorted(shared))

@@ -287,6 +287,26 @@ def test_cython_modules_are_compiled_one_by_one() -> None:
     assert offences(CYTHON, matches(r"^\s*include\b")) == []
 
 
+IMPORT = re.compile(r"^from \S+ c?import (?:\((?P<list>[^)]*)\)|(?P<line>[^(#\n]+))$", re.MULTILINE)
+
+
+def untidy_imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield imports whose names are unsorted or packed: Ruff sorts those of Python modules."""
+    text = path.read_text()
+    for found in IMPORT.finditer(text):
+        names = [name.strip() for name in (found["list"] or found["line"]).split(",")]
+        names = [name for name in names if name]
+        # In Ruff's order: constants, classes, then functions and variables.
+        in_order = sorted(names, key=lambda name: (not name.isupper(), name[0].islower(), name))
+        packed = found["list"] is not None and len(names) != found["list"].count("\n") - 1
+        if names != in_order or packed:
+            yield text.count("\n", 0, found.start()) + 1, found[0].splitlines()[0]
+
+
+def test_imports_of_cython_modules_are_sorted_and_one_to_a_line() -> None:
+    assert offences(CYTHON, untidy_imports) == []
+
+
 def test_casts_have_no_run_time_check() -> None:
     assert offences(CYTHON, matches(r"<\w+\?>")) == []
 
@@ -332,6 +352,8 @@ def test_every_c_function_has_an_exception_clause() -> None:
     [
         (bare_functions, ".pyx", "cdef int f(self):\n    pass\ncdef object g(): pass\n", [1]),
         (bare_functions, ".pxd", "cdef int *f(int a,\n    int b)\ncdef void g() noexcept\n", [1]),
+        (untidy_imports, ".pyx", "from a cimport B, c\nfrom a cimport c, B\n", [2]),
+        (untidy_imports, ".pxd", "from a cimport (\n    B, c)\nfrom a cimport B\n", [1]),
         (silent_handlers, ".py", "try:\n    f()\nexcept OSError:\n    pass\n", [3]),
         (silent_handlers, ".py", "try:\n    f()\nexcept OSError:\n    # Why.\n    pass\n", []),
         (unexplained_constants, ".py", "# Why.\nA = 1\nB = 2\n\nC = 3\n", [5]),

@@ -30,7 +30,7 @@ from cpython.object cimport PyObject
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, raise_pending
 from uringloop._kernel.atomics cimport count_size, count_total, load_size, store_size
 from uringloop._kernel.errors cimport EAGAIN, EBADF, ECANCELED, EINTR, ENOBUFS, errno, os_error
-from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_BUFFER
+from uringloop._kernel.io_uring cimport IORING_CQE_F_BUFFER, io_uring_sqe
 from uringloop._kernel.libc cimport (
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
@@ -54,10 +54,14 @@ from uringloop._ring.buffers cimport DATAGRAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.read_transport cimport (
-    ENDED, IDLE, MULTISHOT, POLL_ONCE, POLLS_FIRST)
+from uringloop._transport.read_transport cimport ENDED, IDLE, MULTISHOT, POLLS_FIRST, POLL_ONCE
 from uringloop._transport.transport cimport (
-    CLOSING, ENDING, load_life, pending_exception, socket_extra)
+    CLOSING,
+    ENDING,
+    load_life,
+    pending_exception,
+    socket_extra,
+)
 from uringloop._turn.turn cimport LoopCore
 
 cdef bint EMPTY_DATAGRAMS_ARE_SENT      # filled by the import

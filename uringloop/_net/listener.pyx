@@ -37,12 +37,12 @@ from uringloop._kernel.errors cimport (
 )
 from uringloop._kernel.io_uring cimport IORING_CQE_F_MORE
 from uringloop._kernel.libc cimport (
-    getsockname,
     IPPROTO_TCP,
+    TCP_NODELAY,
+    getsockname,
     setsockopt,
     sockaddr,
     sockaddr_in6,
-    TCP_NODELAY,
 )
 from uringloop._kernel.sockets cimport uring_may_accept
 from uringloop._kernel.waits cimport uring_is_nonblocking

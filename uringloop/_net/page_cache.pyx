@@ -14,7 +14,12 @@ from libc.stdint cimport int64_t
 from uringloop._kernel.files cimport io_uring_prep_read, uring_is_cached, uring_leave_to_worker
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._ring.ring cimport (
-    RUN_WAITS, WORKER_OWNS_MEMORY, Operation, is_used_elsewhere, operation_init)
+    RUN_WAITS,
+    WORKER_OWNS_MEMORY,
+    Operation,
+    is_used_elsewhere,
+    operation_init,
+)
 from uringloop._turn.turn cimport LoopCore
 
 

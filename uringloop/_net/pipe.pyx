@@ -29,7 +29,7 @@ from uringloop._cpython.pyapi cimport Py_DECREF_owned
 from uringloop._kernel.atomics cimport count_total
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
-from uringloop._kernel.libc cimport iovec, POLLIN, POLLOUT
+from uringloop._kernel.libc cimport POLLIN, POLLOUT, iovec
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
 from uringloop._kernel.waits cimport (
     uring_lacks_nowait,
@@ -50,7 +50,7 @@ from uringloop._transport.transport cimport (
 )
 from uringloop._transport.write_queue cimport as_bytes
 from uringloop._transport.write_transport cimport WriteTransport
-from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
+from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
 
 cdef object NAME_DATA_RECEIVED = "data_received"

@@ -20,10 +20,10 @@ from libc.stdint cimport int64_t
 
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.epoll cimport (
-    EPOLL_CTL_ADD,
-    EPOLL_CTL_DEL,
     EPOLLEXCLUSIVE,
     EPOLLIN,
+    EPOLL_CTL_ADD,
+    EPOLL_CTL_DEL,
     epoll_event,
 )
 from uringloop._kernel.errors cimport EEXIST

@@ -38,7 +38,7 @@ from uringloop._kernel.libc cimport (
 )
 from uringloop._transport.transport cimport own
 from uringloop._turn.poll cimport PollOnce, poll_once
-from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
+from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
 from uringloop._net.resolver import ensure_resolved
 

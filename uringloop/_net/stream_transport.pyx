@@ -42,9 +42,9 @@ from uringloop._cpython.pyapi cimport Py_DECREF_owned, cut_bytes, take_bytes
 from uringloop._kernel.atomics cimport count_total, store_int
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, ECONNRESET, EINTR, ENOBUFS, errno, os_error
 from uringloop._kernel.io_uring cimport (
-    io_uring_sqe,
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
+    io_uring_sqe,
 )
 from uringloop._kernel.libc cimport (
     AF_INET,
@@ -54,24 +54,24 @@ from uringloop._kernel.libc cimport (
     MSG_NOSIGNAL,
     POLLIN,
     POLLRDHUP,
-    send,
     SHUT_WR,
+    send,
     shutdown,
     sockaddr_in6,
 )
 from uringloop._kernel.sockets cimport (
+    URING_SEND_ONCE,
+    URING_SEND_WHOLE,
     io_uring_prep_poll_add,
     io_uring_prep_poll_multishot,
     io_uring_prep_send,
     io_uring_prep_sendmsg,
-    uring_prep_recv_multishot,
-    URING_SEND_ONCE,
-    URING_SEND_WHOLE,
-    uring_send_message,
-    uring_receive,
-    uring_receive_counted,
     uring_enable_inq,
     uring_peek,
+    uring_prep_recv_multishot,
+    uring_receive,
+    uring_receive_counted,
+    uring_send_message,
     uring_was_reset,
 )
 from uringloop._net.delivery cimport (
@@ -91,8 +91,8 @@ from uringloop._transport.read_transport cimport (
     IDLE,
     MULTISHOT,
     POLL,
-    POLL_ONCE,
     POLLS_FIRST,
+    POLL_ONCE,
     STREAM_READER,
     TLS,
 )
@@ -105,7 +105,7 @@ from uringloop._transport.transport cimport (
 )
 from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.addresses cimport LocalEnd, python_address
-from uringloop._turn.turn cimport LoopCore, SCRATCH_SIZE
+from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
 
 cdef enum:

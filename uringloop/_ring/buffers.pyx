@@ -11,9 +11,9 @@ that runs the loop may call this module.
 from uringloop._kernel.atomics cimport count_int
 from uringloop._kernel.errors cimport ENOMEM, os_error
 from uringloop._kernel.io_uring cimport (
+    IORING_CQE_BUFFER_SHIFT,
     io_uring_buf_ring,
     io_uring_buf_ring_init,
-    IORING_CQE_BUFFER_SHIFT,
 )
 from uringloop._kernel.libc cimport munmap
 from uringloop._ring.ring cimport Ring

@@ -13,9 +13,9 @@ from uringloop._kernel.atomics cimport (
 )
 from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.io_uring cimport (
+    URINGLOOP_LIBURING,
     URING_FEATURE_MIN_TIMEOUT,
     URING_FEATURE_NO_IOWAIT,
-    URINGLOOP_LIBURING,
 )
 from uringloop._ring.probes cimport (
     uring_abilities,

@@ -10,9 +10,9 @@ from uringloop._kernel.epoll cimport epoll_event
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.trace cimport uring_trace
 from uringloop._ring.uring cimport (
+    URING_CLOSED,
     uring,
     uring_accept,
-    URING_CLOSED,
     uring_ended_by,
     uring_get_life,
     uring_is_inherited,

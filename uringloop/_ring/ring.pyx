@@ -47,10 +47,10 @@ from uringloop._kernel.errors cimport (
     os_error,
 )
 from uringloop._kernel.io_uring cimport (
-    io_uring_cqe,
-    io_uring_sqe,
     IORING_CQE_F_MORE,
     IOSQE_CQE_SKIP_SUCCESS,
+    io_uring_cqe,
+    io_uring_sqe,
 )
 from uringloop._kernel.sockets cimport uring_prep_cancel, uring_set_user_data
 from uringloop._kernel.trace cimport (
@@ -80,13 +80,18 @@ from uringloop._ring.forks cimport (
     uring_watch_forks,
 )
 from uringloop._ring.uring cimport (
-    uring,
     URING_CLOSED,
+    URING_DISABLED,
+    URING_ENABLED,
+    URING_FOREVER,
     URING_INHERITED,
+    uring,
     uring_close,
     uring_completion,
     uring_consume,
-    URING_FOREVER,
+    uring_disable_min_wait,
+    uring_disable_no_iowait,
+    uring_enable,
     uring_get_life,
     uring_get_submission,
     uring_has_overflow,
@@ -95,8 +100,6 @@ from uringloop._ring.uring cimport (
     uring_is_forbidden,
     uring_is_usable,
     uring_life,
-    uring_disable_min_wait,
-    uring_disable_no_iowait,
     uring_limit_workers,
     uring_move_submission,
     uring_needs_enter,
@@ -118,9 +121,6 @@ from uringloop._ring.uring cimport (
     uring_undo_cancel,
     uring_wait_batch,
     uring_wait_for,
-    URING_DISABLED,
-    URING_ENABLED,
-    uring_enable,
     uring_wait_more,
 )
 

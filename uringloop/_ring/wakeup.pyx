@@ -7,7 +7,7 @@ object of its own, so that the ring's reference to it does not keep an abandoned
 from cpython.object cimport PyObject
 
 from uringloop._kernel.errors cimport ECANCELED, os_error
-from uringloop._kernel.io_uring cimport io_uring_sqe, IORING_CQE_F_MORE
+from uringloop._kernel.io_uring cimport IORING_CQE_F_MORE, io_uring_sqe
 from uringloop._kernel.libc cimport POLLIN
 from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot
 from uringloop._ring.ring cimport BACKGROUND, Operation, Ring, operation_init

@@ -31,8 +31,18 @@ from cpython.ref cimport Py_INCREF
 from libc.string cimport memcpy
 
 from uringloop._cpython.awaitables cimport (
-    PYGEN_NEXT, PYGEN_RETURN, SendFunction, call_no_args, forget_result, inherit_anext,
-    raise_thrown, set_send, set_step, spare_stop, stop_with)
+    PYGEN_NEXT,
+    PYGEN_RETURN,
+    SendFunction,
+    call_no_args,
+    forget_result,
+    inherit_anext,
+    raise_thrown,
+    set_send,
+    set_step,
+    spare_stop,
+    stop_with,
+)
 from uringloop._cpython.pyapi cimport (
     PyBytes_New,
     PyNumber_AsSsize_t,

@@ -35,8 +35,7 @@ from asyncio.log import logger
 from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._kernel.io_uring cimport IORING_CQE_F_MORE
 from uringloop._kernel.libc cimport MSG_PEEK
-from uringloop._transport.transport cimport (
-    CLOSING, OPEN, Transport, load_life, polling_or_idle)
+from uringloop._transport.transport cimport CLOSING, OPEN, Transport, load_life, polling_or_idle
 
 
 cdef class ReadTransport(Transport):

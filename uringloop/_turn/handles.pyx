@@ -24,13 +24,34 @@ from libc.math cimport ceil
 from libc.stdint cimport INT64_MAX, int64_t
 
 from uringloop._cpython.pyapi cimport (
-    FREE_THREADED, PyContext_CopyCurrent, PyContext_Exit, PyContext_New, PyContext_TryEnter,
-    PY_VECTORCALL_ARGUMENTS_OFFSET, PyMutex_Lock, PyMutex_Unlock, PyObject_IS_GC,
-    PyObject_Vectorcall, PyTuple_GET_SIZE, Py_DECREF_owned, Py_REFCNT,
-    hide_from_collector, is_given, raise_pending, this_thread, tuple_items, visitproc,
+    FREE_THREADED,
+    PY_VECTORCALL_ARGUMENTS_OFFSET,
+    PyContext_CopyCurrent,
+    PyContext_Exit,
+    PyContext_New,
+    PyContext_TryEnter,
+    PyMutex_Lock,
+    PyMutex_Unlock,
+    PyObject_IS_GC,
+    PyObject_Vectorcall,
+    PyTuple_GET_SIZE,
+    Py_DECREF_owned,
+    Py_REFCNT,
+    hide_from_collector,
+    is_given,
+    raise_pending,
+    this_thread,
+    tuple_items,
+    visitproc,
 )
 from uringloop._kernel.atomics cimport (
-    adjust_size, load_byte, load_int, load_long, store_byte, store_int, store_long,
+    adjust_size,
+    load_byte,
+    load_int,
+    load_long,
+    store_byte,
+    store_int,
+    store_long,
 )
 
 cdef extern from *:

@@ -23,7 +23,7 @@ from uringloop._kernel.epoll cimport (
 )
 from uringloop._kernel.errors cimport ECANCELED, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
-from uringloop._kernel.libc cimport close, poll, POLLERR, pollfd, POLLHUP, POLLIN, POLLNVAL
+from uringloop._kernel.libc cimport POLLERR, POLLHUP, POLLIN, POLLNVAL, close, poll, pollfd
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add
 from uringloop._ring.ring cimport HOLDS_DESCRIPTOR, Operation, is_used_elsewhere, operation_init
 from uringloop._turn.turn cimport LoopCore, runs_here

@@ -39,11 +39,11 @@ from libc.stdint cimport int64_t, uint64_t
 from uringloop._kernel.atomics cimport load_int
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.epoll cimport (
+    EPOLLET,
+    EPOLLIN,
     EPOLL_CLOEXEC,
     EPOLL_CTL_ADD,
     EPOLL_CTL_DEL,
-    EPOLLET,
-    EPOLLIN,
     epoll_create1,
     epoll_ctl,
     epoll_event,

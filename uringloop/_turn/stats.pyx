@@ -25,11 +25,11 @@ from uringloop._ring.ring cimport REPLACED
 from uringloop._turn.introspection cimport sort_inbox
 from uringloop._turn.timing cimport (
     DURATION_BOUNDS,
-    Durations,
     FOR_HISTOGRAMS,
     FOR_MONITOR,
     FOR_PRECISION,
     FOR_STALLS,
+    Durations,
     note_longest,
     turn_clock_ns,
 )

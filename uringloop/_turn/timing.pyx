@@ -12,7 +12,13 @@ kept for Prometheus only.
 from libc.stdint cimport int64_t
 
 from uringloop._kernel.atomics cimport (
-    count_ns, count_total, load_int, load_ns, replace_ns, store_ns)
+    count_ns,
+    count_total,
+    load_int,
+    load_ns,
+    replace_ns,
+    store_ns,
+)
 
 
 cdef extern from "_kernel/clock.h":

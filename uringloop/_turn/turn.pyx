@@ -30,33 +30,70 @@ from cpython.object cimport PyObject, PyObject_GenericSetAttr
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.pyapi cimport (
-    PyErr_CheckSignals, PyList_GET_ITEM_borrowed, PyList_SetSlice, PyObject_Call,
-    leave_to_collector, list_size, set_traverse, this_thread, traverseproc, visitproc)
+    PyErr_CheckSignals,
+    PyList_GET_ITEM_borrowed,
+    PyList_SetSlice,
+    PyObject_Call,
+    leave_to_collector,
+    list_size,
+    set_traverse,
+    this_thread,
+    traverseproc,
+    visitproc,
+)
 from uringloop._kernel.atomics cimport (
-    count_total, load_double, load_int, replace_int, replace_long, store_double, store_int,
-    store_int_release, store_long, store_long_release, store_ns)
+    count_total,
+    load_double,
+    load_int,
+    replace_int,
+    replace_long,
+    store_double,
+    store_int,
+    store_int_release,
+    store_long,
+    store_long_release,
+    store_ns,
+)
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self, sched_yield
 from uringloop._kernel.wakeup cimport uring_new_wake_fd, uring_wake
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.ring cimport (
-    open_ring, open_ring_with_thread, open_software_ring, traverse_ring, wrong_thread)
+    open_ring,
+    open_ring_with_thread,
+    open_software_ring,
+    traverse_ring,
+    wrong_thread,
+)
 from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
 from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport (
-    Handle, TimerHandle, fill, format_handle, is_unshared, nanoseconds,
-    new_handle_for_threads, run_unshared)
-from uringloop._turn.inbox cimport Inbox, PUT_WAKE, Put, REFUSED, traverse_inbox
+    Handle,
+    TimerHandle,
+    fill,
+    format_handle,
+    is_unshared,
+    nanoseconds,
+    new_handle_for_threads,
+    run_unshared,
+)
+from uringloop._turn.inbox cimport PUT_WAKE, REFUSED, Inbox, Put, traverse_inbox
 from uringloop._turn.ready cimport ReadyQueue, traverse_ready
 from uringloop._turn.sleeper cimport Sleeper
 from uringloop._turn.spare_handles cimport SpareHandles, drop_chain
 from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._turn.timing cimport (
-    FOR_HISTOGRAMS, add_duration, begin_turn, end_turn, log2_at_most, note_longest)
+    FOR_HISTOGRAMS,
+    add_duration,
+    begin_turn,
+    end_turn,
+    log2_at_most,
+    note_longest,
+)
 
 
 cdef enum:

@@ -24,17 +24,17 @@ from libc.stdint cimport uint64_t
 from uringloop._cpython.pyapi cimport FREE_THREADED, Py_DECREF_owned
 from uringloop._kernel.atomics cimport load_int
 from uringloop._kernel.epoll cimport (
+    EPOLLIN,
+    EPOLLOUT,
     EPOLL_CTL_ADD,
     EPOLL_CTL_DEL,
     EPOLL_CTL_MOD,
-    EPOLLIN,
-    EPOLLOUT,
     epoll_event,
     uring_epoll_wait,
 )
 from uringloop._kernel.errors cimport ECANCELED, EEXIST, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
-from uringloop._kernel.libc cimport close, POLLIN
+from uringloop._kernel.libc cimport POLLIN, close
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
 from uringloop._ring.features cimport EPOLL_WAIT
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init

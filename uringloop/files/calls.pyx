@@ -17,8 +17,17 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
 from uringloop._cpython.awaitables cimport (
-    PYGEN_NEXT, PYGEN_RETURN, SendFunction, call_no_args, forget_result, raise_thrown, set_send,
-    set_step, spare_stop, stop_with)
+    PYGEN_NEXT,
+    PYGEN_RETURN,
+    SendFunction,
+    call_no_args,
+    forget_result,
+    raise_thrown,
+    set_send,
+    set_step,
+    spare_stop,
+    stop_with,
+)
 from uringloop._cpython.pyapi cimport FREE_THREADED, Py_DECREF_owned
 from uringloop.files.scheduling cimport CallLock
 from uringloop._kernel.atomics cimport replace_int, store_int_release

@@ -22,8 +22,15 @@ from libc.stdint cimport int64_t
 from libc.string cimport memchr, memcpy
 
 from uringloop._cpython.awaitables cimport (
-    PYGEN_RETURN, call_no_args, forget_result, inherit_anext, set_send, set_step, spare_stop,
-    stop_with)
+    PYGEN_RETURN,
+    call_no_args,
+    forget_result,
+    inherit_anext,
+    set_send,
+    set_step,
+    spare_stop,
+    stop_with,
+)
 from uringloop._cpython.pyapi cimport (
     FREE_THREADED,
     PyBytes_New,

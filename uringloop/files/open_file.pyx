@@ -17,7 +17,13 @@ from libc.string cimport memcpy, strerror
 from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop.files.memory cimport shortened, vectors_of
 from uringloop.files.operation cimport (
-    DETACHABLE, ENDED, IDEMPOTENT, NEEDS_THREAD, FileOperation, begin_linked, new_operation,
+    DETACHABLE,
+    ENDED,
+    IDEMPOTENT,
+    NEEDS_THREAD,
+    FileOperation,
+    begin_linked,
+    new_operation,
     ring_loop,
 )
 from uringloop.files.requests cimport FileRequests
@@ -26,11 +32,11 @@ from uringloop._kernel.atomics cimport load_int, store_int
 from uringloop._kernel.errors cimport ECANCELED, EISDIR, ESPIPE, errno
 from uringloop._kernel.files cimport (
     IORING_FSYNC_DATASYNC,
-    S_ISDIR,
-    S_ISREG,
     SEEK_CUR,
     SEEK_END,
     SEEK_SET,
+    S_ISDIR,
+    S_ISREG,
     URING_CLOSES_BY_LIBC,
     io_uring_prep_close,
     io_uring_prep_fallocate,

@@ -29,7 +29,12 @@ from uringloop._cpython.pyapi cimport FREE_THREADED, PyObject_CallNoArgs
 from uringloop._kernel.atomics cimport count_int, load_int
 from uringloop._kernel.errors cimport ECANCELED, EINTR
 from uringloop._kernel.files cimport (
-    uring_copy_submission, uring_link, uring_perform, uring_perform_here, uring_unlink)
+    uring_copy_submission,
+    uring_link,
+    uring_perform,
+    uring_perform_here,
+    uring_unlink,
+)
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport close
 from uringloop._ring.ring cimport (

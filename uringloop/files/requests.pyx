@@ -16,8 +16,16 @@ from libc.string cimport strerror
 from uringloop._cpython.pyapi cimport PyBytes_New, take_bytes
 from uringloop.files.memory cimport shortened, start_of
 from uringloop.files.operation cimport (
-    ENDED, IDEMPOTENT, OUT_OF_TIME, PREPARED, PROCESS, SLICE_BYTES, Descriptor, FileOperation,
-    new_operation, ring_loop,
+    ENDED,
+    IDEMPOTENT,
+    OUT_OF_TIME,
+    PREPARED,
+    PROCESS,
+    SLICE_BYTES,
+    Descriptor,
+    FileOperation,
+    new_operation,
+    ring_loop,
 )
 from uringloop.files.scheduling cimport FilesOfLoop, files_of
 from uringloop._kernel.errors cimport EAGAIN, ENOSPC, errno

@@ -23,12 +23,12 @@ from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport (
     FREE_THREADED,
-    Py_REFCNT,
     PyBytes_New,
     PyList_GET_ITEM_borrowed,
     PyUnicode_CopyCharacters,
     PyUnicode_MAX_CHAR_VALUE,
     PyUnicode_New,
+    Py_REFCNT,
     take_bytes,
     take_text,
     this_thread,
