@@ -232,14 +232,13 @@ cdef class DatagramTransport(FlowControl):
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t start = 0
         cdef bytes piece
+        if self.loop.nestable:
+            # The protocol may run the loop, which then delivers the others.
+            return self.stash_merged(data, 0, size, address)
         try:
             while start < total and not (self.paused or self.stash or self.life >= CLOSING):
                 piece = data[start:start + size]
                 start += size
-                if self.loop.nestable:
-                    # A nested run delivers the others.
-                    self.stash_merged(data, start, size, address)
-                    start = total
                 self.deliver(piece, address)
         finally:
             # The protocol has paused, or raised KeyboardInterrupt.
