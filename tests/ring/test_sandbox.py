@@ -470,6 +470,68 @@ def test_ring_with_a_kernel_thread_raises_an_error_that_names_the_call() -> None
     assert run(SLEEPING, "enter") == ["[Errno 1] Operation not permitted (io_uring_enter)"]
 
 
+# The sandbox closes in the turn after bytes have arrived: they are in receive buffers then, and only
+# the new ring's queue knows in which. One connection is about to receive by the ring: it gives the
+# buffers to the new ring.
+BUFFERS_IN_USE = (
+    PRELUDE
+    + """
+class Reader(asyncio.Protocol):
+    def data_received(self, data):
+        self.got += data
+
+async def connected(listener, messages):
+    far = socket.create_connection(listener.getsockname())
+    near, _ = listener.accept()
+    _, reader = await asyncio.get_running_loop().create_connection(Reader, sock=near)
+    for _ in range(messages):
+        await are_received([(reader, far)])
+    return reader, far
+
+async def are_received(connections):
+    for number, (reader, far) in enumerate(connections):
+        reader.got = b""
+        far.sendall(bytes([number]) * 100)
+    while any(len(reader.got) < 100 for reader, _ in connections):
+        await asyncio.sleep(0)
+    return [reader.got for reader, _ in connections] == [
+        bytes([number]) * 100 for number in range(len(connections))]
+
+async def main():
+    loop = asyncio.get_running_loop()
+    listener = socket.create_server(("127.0.0.1", 0))
+    connections = [await connected(listener, RECEIVED)]
+    for _ in range(30):
+        connections.append(await connected(listener, 9))
+    idle, other = socket.socketpair()
+    idle.setblocking(False)
+
+    def close():
+        close_sandbox(CALLS, ERROR)
+        while loop.backend == "io_uring":
+            # When the submission queue is full, the loop enters.
+            calls.append(loop.sock_recv(idle, 1))
+            calls[-1].send(None)
+
+    loop.call_soon(close)
+    for _ in range(50):
+        print(await are_received(connections))
+
+calls = []
+uringloop.Loop(warn_fallback=False).run_until_complete(main())
+sys.stdout.flush()
+os._exit(0)
+"""
+)
+
+
+@pytest.mark.parametrize("calls", ["enter", "setup+register+enter"])
+@pytest.mark.parametrize("received", range(1, 6))
+def test_bytes_in_receive_buffers_reach_their_connections(received: int, calls: str) -> None:
+    lines = run(BUFFERS_IN_USE, calls, RECEIVED=received)
+    assert lines == ["True"] * 50
+
+
 # ── the warning ──────────────────────────────────────────────────────────────────────────────
 
 WARNING = (

@@ -91,7 +91,10 @@ cdef class Ring:
     cdef unsigned long runner
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
-    cdef bint old_completions_dispatched   # all completions of a replaced ring were delivered
+    # Completions of a replaced ring may name buffers that still hold bytes. They are in the queue
+    # before the index `old_end` until all have been dispatched.
+    cdef bint old_completions_dispatched
+    cdef unsigned int old_end
     cdef int permission                # a Permission; any thread may read it
     cdef tuple forbidden_call          # errno and name of the first call that was refused, or None
     cdef object on_fallback            # a function, called with both after the fallback; or None

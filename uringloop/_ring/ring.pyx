@@ -469,7 +469,8 @@ cdef class Ring:
                 if not uring_is_usable(&self.u) or self.generation != generation:
                     return self.check_process()
                 head = uring_head(&self.u)
-        self.old_completions_dispatched = True
+        if not self.old_completions_dispatched:
+            self.old_completions_dispatched = <int>(self.old_end - head) <= 0
         return 0
 
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
@@ -654,6 +655,9 @@ cdef class Ring:
                     op.quiet = False
                     remove(op)
                     append(&self.in_flight, op)
+        # The new queue is as long as the old one, so all of them are in it.
+        self.old_end = uring_tail(&fresh)
+        self.old_completions_dispatched = self.old_end == uring_head(&fresh)
         self._move_submissions(&fresh)
         while orphans.next != &orphans:
             op = orphans.next
@@ -664,7 +668,6 @@ cdef class Ring:
             unknown = ends_with_run(op) or (lost and not op.policy & BACKGROUND)
             uring_post(
                 &fresh, <uint64_t><uintptr_t>op, -ECONNABORTED if unknown else -ECANCELED, 0)
-        self.old_completions_dispatched = False
         self._install(&fresh)
         return 0
 

@@ -232,8 +232,10 @@ static inline int uring_succeed(uring *u, const uring *old, int res) {
     if (res < 0)
         return res;
     res = uring_enable(u);
-    if (res < 0)
+    if (res < 0) {
         uring_close(u);
+        return res;
+    }
     if (u->soft != NULL && old->soft != NULL)
         softring_succeed(u->soft, old->soft);
     u->ring.features &= old->ring.features;

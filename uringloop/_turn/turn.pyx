@@ -344,7 +344,7 @@ cdef class LoopCore:
         cdef uint64_t before = self.ring.completions
         if self.ring.must_fall_back():
             self.ring.fall_back()
-        if self.ring.has_completions() or not self.ring.old_completions_dispatched:
+        if self.ring.has_completions():
             self.dispatch()
         while held_back and self.ring.has_task_work() and rounds < COLLECT_ROUNDS_MAX:
             rounds += 1
