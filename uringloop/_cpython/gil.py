@@ -1,4 +1,4 @@
-"""Whether this interpreter runs with a GIL: ordinary builds always do, free-threaded ones may.
+"""Tells whether the interpreter runs with a GIL: ordinary builds always do, free-threaded ones may.
 
 A free-threaded build starts without the GIL. `-X gil=1`, `PYTHON_GIL=1` or the import of a compiled
 module that does not declare support for free threads switches it on for the process.

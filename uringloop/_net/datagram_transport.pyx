@@ -122,7 +122,7 @@ cdef class DatagramTransport(FlowControl):
         return self.arm(sqe, MULTISHOT)
 
     cdef bint is_merging(self) except -1:
-        """Whether the program has asked the kernel to merge the datagrams of a sender."""
+        """Return whether the program has asked the kernel to merge the datagrams of a sender."""
         try:
             return self.sock.getsockopt(socket.IPPROTO_UDP, UDP_GRO) != 0
         except OSError:
@@ -179,7 +179,7 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef bint is_replaced(self) except -1:
-        """Whether the descriptor belongs to another file by now, so each receive fails at once."""
+        """Return whether another file has the descriptor by now, so each receive fails at once."""
         try:
             return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) != self.type
         except OSError:

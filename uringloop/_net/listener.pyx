@@ -160,7 +160,7 @@ cdef class Listener(ListeningSocket):
         return 0
 
     cdef bint is_alone(self) except -1:
-        """Whether this process sleeps in its ring because no other accepts from the socket."""
+        """Return whether this process sleeps in its ring, as no other accepts from the socket."""
         return (not self.loop.sleeper.exclusive
                 and not self.shared_listeners().others_accept())
 
@@ -401,7 +401,7 @@ cdef class Listener(ListeningSocket):
 
 
 cdef bint is_bound_to_one_address(object sock) except -1:
-    """Whether all connections of a listening socket have its own address."""
+    """Return whether all connections of a listening socket have its own address."""
     if sock.getsockname()[0] in ANY_ADDRESS:
         return False
     # A transparent proxy accepts connections to other machines' addresses.

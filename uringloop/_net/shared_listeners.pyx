@@ -80,7 +80,10 @@ cdef class ListeningSocket(TurnUser):
         raise NotImplementedError
 
     cdef bint is_shared_by_now(self) except -1:
-        """Whether a child, or a process that has the socket, may have begun to accept from it."""
+        """Return whether another process, or another loop of this one, may accept from it by now.
+
+        Within OTHERS_EVERY_NS of a check it is False, unchecked, unless this process has forked.
+        """
         cdef int64_t now
         if self.forks != self.loop.ring.forks():
             self.forks = self.loop.ring.forks()
@@ -246,7 +249,7 @@ cdef class SharedListeners(EpollUser):
         return 0
 
     cdef bint others_accept(self) except -1:
-        """Whether other processes, or other loops of this one, accept from one of the sockets."""
+        """Return whether other processes, or other loops of this one, accept from a socket here."""
         cdef ListeningSocket listener
         cdef int64_t now = uring_clock_ns()
         if now - self.checked_ns >= OTHERS_EVERY_NS:

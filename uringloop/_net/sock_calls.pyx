@@ -162,7 +162,7 @@ cdef object try_recv(LoopCore loop, object sock, object n):
 
 
 cdef bint is_plain_buffer(object buf) except -1:
-    """Whether recv(2) can write into *buf*; for other objects sock.recv_into() raises."""
+    """Return whether recv(2) can write into *buf*; for other objects sock.recv_into() raises."""
     if type(buf) is memoryview:
         return buf.c_contiguous and not buf.readonly
     return type(buf) is bytearray

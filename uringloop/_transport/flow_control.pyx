@@ -39,7 +39,7 @@ cdef class FlowControl(ReadTransport):
         return 0
 
     cdef bint is_sending(self) noexcept:
-        """Whether a send, or a poll for room, is in flight."""
+        """Return whether a send, or a poll for room, is in flight."""
         return False
 
     cdef bint has_operations(self) noexcept:

@@ -98,7 +98,7 @@ cdef class ReadTransport(Transport):
         return 0
 
     cdef bint is_multishot(self) noexcept:
-        """Whether a receive by the ring is in flight, cancelled or not: it may bring bytes."""
+        """Return whether a receive by the ring, even a cancelled one, may still bring bytes."""
         return self.receiving in (MULTISHOT, PAUSING, STOPPING)
 
     cdef int cancel_multishot(self) except -1:
@@ -240,11 +240,14 @@ cdef class ReadTransport(Transport):
     # ── polls ────────────────────────────────────────────────────────────────────────────────
 
     cdef bint served_this_turn(self) noexcept:
-        """Whether this turn has armed or delivered already; an enter in mid-turn may bring more."""
+        """Return whether this turn has armed or delivered already.
+
+        An enter in mid-turn may bring more.
+        """
         return self.served_turn == self.loop.counters.turns
 
     cdef bint may_receive(self) noexcept:
-        """Whether a system call may receive: the protocol reads, and the ring takes nothing."""
+        """Return whether a system call may receive: the protocol reads, the ring takes nothing."""
         return not (self.paused or self.stash or self.life >= CLOSING or self.receiving == ENDED
                     or self.is_multishot())
 

@@ -327,7 +327,7 @@ cdef class Transport(TurnUser):
         return 0
 
     cdef bint has_operations(self) noexcept:
-        """Whether an operation is in flight."""
+        """Return whether an operation is in flight."""
         return False
 
     cdef int stop_operations(self) except -1:

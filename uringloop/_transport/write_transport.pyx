@@ -160,7 +160,7 @@ cdef class WriteTransport(FlowControl):
 
     @cython.final
     cdef bint loses_writes(self) noexcept:
-        """Whether written bytes will not be sent: a send has failed, or the end is scheduled."""
+        """Return whether writes are lost: a send has failed, or the end is scheduled."""
         return self.life == BROKEN or self.life >= ENDING
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────
@@ -275,12 +275,12 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef bint is_awaited(self) noexcept:
-        """Whether something waits for the queue to be sent."""
+        """Return whether something waits for the queue to be sent."""
         return self.writing_paused or self.must_finish()
 
     @cython.final
     cdef bint must_finish(self) noexcept:
-        """Whether close(), write_eof() or sendfile() waits for the queue to be sent."""
+        """Return whether close(), write_eof() or sendfile() waits for the queue to be sent."""
         return (self.life >= CLOSING or self.output != WRITABLE
                 or self.sendfile_waiter is not None)
 
@@ -393,7 +393,7 @@ cdef class WriteTransport(FlowControl):
         return exc
 
     cdef bint is_receiving(self) noexcept:
-        """Whether a receive may still bring bytes or an error."""
+        """Return whether a receive may still bring bytes or an error."""
         return False
 
     cdef bint recv_rest(self) except -1:

@@ -23,7 +23,7 @@ class Placement:
 
     @property
     def shared(self) -> bool:
-        """Whether server and load generator share a core."""
+        """Return whether server and load generator share a core."""
         return self.server_cpu == self.client_cpu
 
 

@@ -169,7 +169,7 @@ cdef class LineFile(OpenFile):
             self._lock.leave()
 
     cdef bint can_read(self) noexcept:
-        """Whether a read is allowed, and need not write first."""
+        """Return whether a read is allowed, and need not write first."""
         return self.fd >= 0 and self._readable and not PyByteArray_GET_SIZE(self._pending)
 
     cdef bytes take_until(self, Py_ssize_t end):
@@ -225,7 +225,7 @@ cdef class LineFile(OpenFile):
         return rest == 0
 
     cdef bint reads_at_once(self, Py_ssize_t size) except -1:
-        """Whether *size* bytes may be read here and now, if they are in the page cache."""
+        """Return whether *size* bytes may be read here and now, if they are in the page cache."""
         cdef FilesOfLoop files = self._lock.files
         if not self.reads_cached or self.unread_bytes is not None:
             return False

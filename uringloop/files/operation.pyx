@@ -230,7 +230,7 @@ cdef class FileOperation:
         return self.resolve_future()
 
     cdef bint had_no_worker(self) noexcept:
-        """Whether an ECANCELED means that the kernel could not start a worker."""
+        """Return whether an ECANCELED means that the kernel could not start a worker."""
         if self.cancelled or self.traits & LINKED or self.loop is None:
             return False
         if self.generation != self.loop.ring.generation or self.loop.ring.is_closed():

@@ -358,7 +358,7 @@ cdef object audited(object dir_fd):
 
 
 cdef bint may_use_caches(LoopCore loop) except -1:
-    """Whether this turn may still look into the kernel's caches."""
+    """Return whether this turn may still look into the kernel's caches."""
     cdef FilesOfLoop files
     if loop is None or not kernel_uses(CACHED_PATHS):
         return False

@@ -140,7 +140,7 @@ cdef class FileRequests(Descriptor):
             self.ended()
 
     cdef bint has_to_wait(self, Py_ssize_t size) except -1:
-        """Whether a write that may be cached must wait for a turn that has time for it."""
+        """Return whether a write that may be cached must wait for a turn that has time for it."""
         cdef LoopCore loop
         if not self.writes_cached or size > SLICE_BYTES:
             return False

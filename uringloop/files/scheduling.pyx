@@ -59,9 +59,9 @@ cdef enum:
 cdef class FilesOfLoop:
 
     cdef bint is_turn_spent(self, LoopCore loop) except -1:
-        """Whether files have used up their time in this turn, and other work waits for the next.
+        """Return whether files must stop: their time in this turn is used up, and other work waits.
 
-        While no work waits, files may go on; but not in debug mode, in which the loop would report
+        While no work waits they may go on, but not in debug mode, in which the loop would report
         the callback as slow.
         """
         cdef int64_t now
@@ -89,7 +89,7 @@ cdef FilesOfLoop files_of(LoopCore loop):
 
 
 cdef bint turn_would_be_idle(LoopCore loop) except -1:
-    """Whether a turn would find no work now, as far as is known without a system call."""
+    """Return whether a turn would find no work now, as far as is known without a system call."""
     cdef int64_t deadline
     # The software ring would need a system call.
     if loop.ring.is_software() or not loop.is_idle():
@@ -230,7 +230,7 @@ cdef class CallLock:
         self.files = None
 
     cdef bint is_spent(self) except -1:
-        """Whether files have used up their time while other work waits, or may wait."""
+        """Return whether files have used up their time while other work waits, or may wait."""
         cdef LoopCore loop = self.running_loop()
         cdef int64_t now
         if loop is not None:

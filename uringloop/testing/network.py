@@ -58,7 +58,7 @@ class Route:
 
     @property
     def is_direct(self) -> bool:
-        """Whether data arrives at once."""
+        """Return whether data arrives at once."""
         return self.open and not self.latency and not self.jitter and self.bandwidth == math.inf
 
 
