@@ -106,6 +106,7 @@ static inline int uring_epoll_wait(int epoll_fd, struct epoll_event *events, int
     unsigned skipped = atomic_load_explicit(&refused, memory_order_relaxed);
     int i, count = -1;
 
+    /* All have been refused: try all again. */
     if (skipped == (1U << URING_EPOLL_CALLS) - 1)
         skipped = 0;
     for (i = 0; i < URING_EPOLL_CALLS; i++) {

@@ -65,9 +65,9 @@ static inline int uring_get_status_and_mount(int fd, uring_file_status *facts) {
     return res;
 }
 
-/* Return whether reads and writes may have an offset. Those of an eventfd may not, nor may writes
- * to a file of /proc, although both files accept lseek(). With no iovec the kernel only checks
- * this. */
+/* Return whether reads, or writes, at an offset are possible. On an eventfd neither is, and on a
+ * file of /proc writes are not, although both files accept lseek(). With no iovec the kernel only
+ * checks this. */
 static inline bool uring_reads_at_offset(int fd) {
     return preadv(fd, NULL, 0, 0) == 0 || errno != ESPIPE;
 }

@@ -54,8 +54,8 @@ static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, i
     uring_select_buffer(sqe, group);
 }
 
-/* The message tells the kernel, which reads it during the submission, how much room a buffer has
- * for the address and for control messages. In the buffer a header precedes these two, and the
+/* The kernel reads *message* during the submission. The message says how much room each buffer has
+ * for the address and for control messages. In a buffer a header precedes these two, and the
  * datagram follows them. */
 static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd, int group) {
     static struct msghdr message = {.msg_namelen = URING_NAME_ROOM,

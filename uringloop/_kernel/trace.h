@@ -18,7 +18,7 @@
 
 /* Room for a line. A longer one, with the path of a file, is truncated. */
 #define URING_TRACE_LINE 512
-/* The kernel's errors end at 133; those from 512 on reach no program. */
+/* The kernel's errors end at 133; it uses those from 512 on internally only. */
 #define URING_TRACE_ERRORS 134
 
 /* Embedded in its ring. The descriptor and the names belong to the process. */

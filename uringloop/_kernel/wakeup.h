@@ -39,8 +39,9 @@ static inline bool uring_may_wake(int fd) {
     return fstat(fd, &found) == 0 ? !(found.st_mode & S_IFMT) : errno != EBADF;
 }
 
-/* Makes the descriptor readable; if it is readable already, its poll reports it once more. Writes
- * to no file but an eventfd, and sets no timer but a timerfd's. */
+/* Makes the descriptor readable; if it is readable already, its poll reports it once more. If the
+ * number belongs to a file of another kind by now, that file is left alone, unless a filter refuses
+ * fstat(2). */
 static inline void uring_wake(int fd) {
     const struct itimerspec at_once = {.it_value.tv_nsec = 1};
 

@@ -46,7 +46,7 @@ ORIGIN_DEPTH = 10
 # add theirs.
 when_created: dict[str, Callable[[BaseLoop, int], None]] = {}
 
-# Bug-fix releases too have changed which options create_task() takes and passes to a factory.
+# Even bug-fix releases have changed which options create_task() takes and passes to a factory.
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
 FACTORY_TAKES_NAME = "name" not in TASK_OPTIONS
 TAKES_ANY_OPTION = "kwargs" in TASK_OPTIONS

@@ -8,8 +8,8 @@ remaining datagrams in it.
 After these, a multishot receive is armed on IPv4 and IPv6. Each completion names a buffer of a pool
 whose buffers hold a sender's address and the largest possible packet; the datagram is copied out
 and the buffer given back before the protocol sees it. An empty datagram, an ICMP error and other
-events end a multishot receive, which is armed again after each. Datagrams of other families have no
-maximum size; for them the transport always polls.
+events end a multishot receive; the transport arms it again each time. Datagrams of other families
+have no maximum size; for them the transport always polls.
 
 An error of the network is cleared when the socket has returned it. An error that stays, because
 another file has the descriptor's number now, is delivered once, and ends the input.
@@ -385,7 +385,7 @@ cdef class DatagramTransport(FlowControl):
             # this one.
             if name == NULL or name.sin6_family != self.family:
                 return self.send_parsed(data, address)
-            # A recent sender's address: it need not be parsed.
+            # This is a recent sender's address, which need not be parsed.
             res = sendto(
                 self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL, <const sockaddr*>name,
                 name_size)

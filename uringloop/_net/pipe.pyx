@@ -115,7 +115,8 @@ cdef class ReadPipeTransport(ReadTransport):
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     cdef int fatal_error(self, object exc, str message) except -1:
-        # read(2) of a terminal returns EIO when its other side has been closed.
+        # read(2) of a terminal returns EIO when its other side has been closed, so EIO is not
+        # reported.
         if not isinstance(exc, OSError) or exc.errno == EIO:
             return Transport.fatal_error(self, exc, message)
         self.report(message, exc)

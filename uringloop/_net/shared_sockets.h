@@ -8,8 +8,8 @@
 
 #include "_kernel/compat.h"
 
-/* Shows other processes that this one accepts from the socket, by a shared lock on the socket that
- * the kernel releases when the process ends. */
+/* Takes a shared lock on the socket, by which other processes see that this one accepts from it.
+ * The kernel releases it when the process ends, or closes any of its descriptors of the socket. */
 static inline void uring_mark_shared(int fd) {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_len = 1};
 

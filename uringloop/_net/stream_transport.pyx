@@ -13,9 +13,9 @@ drawn in read_transport.pyx):
     POLL_ONCE    otherwise
 
 POLL_ONCE arms a one-shot poll and, when the poll has reported, receives once by recv(2). This is
-exactly what a loop on a selector does, in whatever order the kernel reports. MULTISHOT keeps one
-receive armed; each completion names a buffer of the pool, whose bytes are copied out before the
-protocol sees them. It saves a submission and a system call for each message.
+exactly what a loop on a selector does, so it is right in whichever order the kernel reports.
+MULTISHOT keeps one receive armed; each completion names a buffer of the pool, whose bytes are
+copied out before the protocol sees them. It saves a submission and a system call for each message.
 
 POLL arms a multishot poll; for a plain protocol recv(2) then writes into the object that the
 protocol gets. A batch of large receives would be out of the processor's cache before the first is
@@ -497,7 +497,7 @@ cdef class StreamTransport(WriteTransport):
         if self.life >= CLOSING:
             return self.release_when_done()
         if res != -ECANCELED:
-            # A multishot receive would miss the end.
+            # From now on poll only: another multishot receive could miss the end.
             self.polls_left = ALWAYS_POLLED
             return self.return_to_polls()
         if self.is_multishot() and self.loop.ring.misses_ends():

@@ -35,7 +35,7 @@ static inline int uring_make_eventfd(uring *u) {
 }
 
 /* Lets an event with *data* end each sleep at *epoll_fd* when the ring has completions, or work
- * that only an enter does. A ring can do so at one instance. Returns 0 or -errno. */
+ * that needs an enter. A ring can end sleeps at one instance only. Returns 0 or -errno. */
 static inline int uring_join_epoll(uring *u, int epoll_fd, uint64_t data) {
     /* Edge-triggered: each write makes one event, and nothing reads the eventfd. */
     struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.u64 = data};

@@ -142,8 +142,8 @@ def answer_to_call(str name):
 def report(backend):
     """Return "used", "absent" or "disabled" for the name of each feature of the ring *backend*.
 
-    For "io_uring" this raises OSError if the kernel refuses a ring; otherwise the features are
-    those of the software ring, and the kernel is not probed.
+    For "io_uring" this raises OSError if the kernel refuses a ring. For any other name the
+    features are those of the software ring, and the kernel is not probed.
     """
     if backend == "io_uring":
         try_kernel()

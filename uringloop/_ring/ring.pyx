@@ -136,15 +136,16 @@ cdef enum:
     CQ_ENTRIES = 2048
     # A kernel thread (SQPOLL) frees submissions only after it has processed all that it found.
     SQ_ENTRIES_OF_THREAD = 512
-    # The kernel's worker threads for regular files, which wait rather than compute: 32 sync 1.3
-    # times as many files a second as 8, and more gain nothing. The workers for other files have no
-    # limit by default.
+    # The kernel's worker threads for regular files, which wait rather than compute: 32 of them sync
+    # 1.3 times as many files a second as 8 do; more than 32 are no faster. The workers for other
+    # files have no limit by default.
     BOUNDED_WORKERS_MAX = 32
     UNBOUNDED_WORKERS_MAX = 64
     # The number of completions that ends a gathering sleep: a turn with so many is cheap enough.
     BATCH_MAX = 64
 
-    # Enters without progress, on a full submission queue for example, before the ring gives up.
+    # After this many enters without progress, for example on a full submission queue, the ring
+    # gives up.
     RETRIES_MAX = 64
     # How long one of RETRIES_MAX rounds waits for a kernel worker that a disk blocks: 2 s in all.
     # Memory that the worker still uses after that is never freed.
@@ -154,8 +155,9 @@ cdef enum:
     # at that moment, which happens hundreds of times with busy peers.
     CANCEL_ROUNDS_MAX = 4096
 
-    # Rounds of LINGER_NS, a quarter of a second in all, that a run's end waits for opens. A
-    # descriptor that is opened later may be lost, but the open of a FIFO waits for its peer.
+    # For how many rounds of LINGER_NS, a quarter of a second in all, the end of a run waits for
+    # opens. A descriptor that is opened later may be lost, but the open of a FIFO waits for its
+    # peer.
     OPEN_ROUNDS_MAX = 8
 
 uring_watch_forks()

@@ -46,7 +46,7 @@ typedef struct uring_wait_arg {
 _Static_assert(sizeof(uring_wait_arg) == sizeof(struct io_uring_getevents_arg),
                "the kernel tells the kinds of argument apart by size");
 
-/* The life of a ring. The values are ordered such that from DISABLED on it may be used.
+/* The life of a ring. The order matters: a ring may be used in DISABLED and all later states.
  *
  *     CLOSED ──opened──> DISABLED ──uring_enable()──> ENABLED ──uring_close()──> CLOSED
  *                            └───────────┬───────────┘

@@ -8,10 +8,10 @@
 #include "_softring/threads.h"
 #include "_softring/waits.h"
 
-/* A look is one epoll_wait(2) that does not wait. After SOFT_QUIET_LOOKS looks in a row that found
- * no event, turns that need no system call look only every SOFT_LOOK_EVERY_NS, because a look takes
- * 0.2 us and such a turn 0.5 us. Until then every turn looks, so that a program that causes its own
- * events, as tests do, finds them in the next turn. */
+/* A look is one call of epoll_wait(2) with a timeout of zero. After SOFT_QUIET_LOOKS looks in a row
+ * that found no event, turns that need no system call look only every SOFT_LOOK_EVERY_NS, because a
+ * look takes 0.2 us and such a turn 0.5 us. Until then every turn looks, so that a program that
+ * causes its own events, as tests do, finds them in the next turn. */
 #define SOFT_QUIET_LOOKS 64
 #define SOFT_LOOK_EVERY_NS 10000
 /* Initial size of the hash table of requests; it grows with their number. */

@@ -1,10 +1,10 @@
 /* The world of a software ring: the functions by which its owner may replace the kernel.
  *
  * A ring without a world calls the kernel. Where the contract of io_uring allows several outcomes,
- * such a ring has the one that its owner likes best: it reports events at once, transfers as many
- * bytes as there are, and accepts every enter. A ring with a world calls these functions in place
- * of the kernel. They may make the same system calls, ask for less, return other errors, and have
- * any outcome that the contract allows.
+ * such a ring chooses the one that is best for its owner: it reports events at once, transfers as
+ * many bytes as there are, and accepts every enter. A ring with a world calls these functions in
+ * place of the kernel. They may make the same system calls, ask for less, return other errors, and
+ * have any outcome that the contract allows.
  *
  * The table belongs to its owner, and must be valid until the ring is closed. No function in it is
  * NULL, and only the thread that owns the ring calls them. Their first argument is `owner`. Results

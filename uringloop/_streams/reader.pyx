@@ -12,8 +12,10 @@ is allocated with the first byte that comes, and received bytes are copied there
 
 If a Read is cancelled, or ends in an exception, what it has received is unread again.
 
-With a loop of this package only the loop's thread may read; other loops leave that to the program,
-so every method that uses the fields has a critical section for builds without a GIL.
+With a loop of this package only the loop's thread may read; other loops leave that to the program.
+For them the public methods that use the fields, each step of a Read, and the properties `_buffer`,
+`_waiter`, `_exception` and `_transport` have critical sections, which do nothing in builds with a
+GIL.
 """
 
 import asyncio

@@ -31,7 +31,7 @@ cdef class FlowControl(ReadTransport):
     def __cinit__(self, *args, **kwargs):
         self.high_water = HIGH_WATER
         self.low_water = HIGH_WATER // 4
-        # asyncio counts the end of a socket's connection as a lost write.
+        # asyncio counts the end of a socket's connection as the first lost write.
         self.writes_lost = 1
 
     cdef Py_ssize_t unsent(self) noexcept:

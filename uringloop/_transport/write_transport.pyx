@@ -4,7 +4,7 @@
 send is in flight, because the bytes of two could interleave. The first send of a queue is quiet: it
 writes what the socket has room for, and posts a completion only if bytes are left. The next send
 carries these and is not quiet; the kernel finishes it when the socket has room again. A send whose
-end the program awaits is not quiet either, because its completion must end the loop's sleep.
+end the program awaits is not quiet either, since only a completion ends the loop's sleep.
 
 If only one transport has written in a turn, its data is sent by a plain system call, which costs
 less than a submission. Subclasses define the methods that write to the descriptor:
@@ -187,7 +187,7 @@ cdef class WriteTransport(FlowControl):
         return self.pause_protocol()
 
     cdef int set_source(self, WriteSource source, Py_ssize_t size) except -1:
-        """Take the bytes of *source* before the next send; *size* is how many it has gained."""
+        """Take the bytes of *source* before the next send; it has grown by *size* bytes."""
         self.source = source
         self.loop.queued_bytes += size
         self.loop.add_flush(self)

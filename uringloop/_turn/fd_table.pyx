@@ -1,4 +1,4 @@
-"""What is kept for which descriptor: an array indexed by descriptor.
+"""A table from descriptors to objects: an array indexed by descriptor.
 
 The loop's table has the transports, the watchers' table has what add_reader() and add_writer()
 registered. The references are borrowed: whatever is in a table removes itself before it goes. Only

@@ -1,4 +1,4 @@
-"""Waits for the readiness of a descriptor that belongs to the user, for the socket calls.
+"""How the sock_* methods, and sendfile(), wait until a descriptor is ready.
 
 A wait is a one-shot poll, which completes at once if the descriptor is ready when the poll is
 submitted. Nothing here reads, writes or closes the descriptor, and a cancelled poll cannot lose a

@@ -50,7 +50,7 @@ cdef class Sleeper:
     cdef uint64_t completions   # of the ring, when it last brought events
     cdef int events_only        # turns in a row in which the ring brought nothing but events
     cdef int needed             # so many of them bring the loop to AT_EPOLL
-    cdef int credit             # AT_EPOLL: what it has gained, less what it has cost
+    cdef int credit             # AT_EPOLL: what sleeping there has saved, less what it has cost
     cdef int64_t slept_ns       # in epoll_wait(2), by the newest sleep; 0 after a turn without one
     cdef int64_t looked_ns      # when a turn without a sleep last looked for events
     cdef int64_t searched_ns    # when search_missed() was last called

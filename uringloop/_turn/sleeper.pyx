@@ -17,16 +17,18 @@ epoll instance, of which each loop has one:
 
 While the loop is AT_EPOLL, the instance also has the descriptor by which the ring ends a sleep
 (at_epoll.h), and the waker of other threads: the kernel's ring does not write to its eventfd from
-within a write to another eventfd (on 6.18 it does so once, and never again). While the loop is
+within a write to another eventfd (6.18 writes once, and then no more). While the loop is
 IN_RING, the instance has the watched descriptors only, and the ring polls the listening sockets.
 
-A loop goes to AT_EPOLL when the ring has brought nothing but events for `needed` turns in a row,
-or when another process accepts from one of its sockets. It stays while it has credit:
+A loop goes to AT_EPOLL when the ring has brought nothing but events of watched descriptors for
+`needed` turns in a row, or when another process accepts from one of its sockets. It stays while it
+has credit:
 
     a sleep that an event has ended                              gains SLEEP_GAIN, up to CREDIT_MAX
     a sleep that a connection has ended                          sets it to CONNECTION_CREDIT
     a short sleep that the ring has ended                        costs RING_COST
-    a long one, in a process with shared sockets: it is free     sets it to CONNECTION_CREDIT
+    a long one, in a process with shared sockets, which
+    thus has time for connections                                sets it to CONNECTION_CREDIT
     a turn without a sleep that finds no watched descriptor ready    costs LOOK_COST
 
 Only the loop's thread may call the methods, except control() and note_watched(), which other
@@ -225,7 +227,10 @@ cdef class Sleeper:
         return True
 
     cdef int leave_exclusive(self) except -1:
-        """The ring polls the listening sockets; the caller removes them from the instance."""
+        """Note that the ring polls the listening sockets from now on.
+
+        The caller removes them from the instance.
+        """
         assert self.place != AT_EPOLL
         self.exclusive = False
         return 0

@@ -1,4 +1,4 @@
-"""Handles that are used again. Each loop has lists of them, which only its thread uses.
+"""Spare handles, kept for reuse. Each loop has lists of them, which only its thread uses.
 
 Most handles are known to the loop only, because programs and futures drop what call_soon() returns.
 When such a handle has run, it is given here with its last reference, so no program sees it change,

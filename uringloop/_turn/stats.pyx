@@ -1,7 +1,7 @@
 """Statistics of a loop, why it has changed rings, and the list of open loops.
 
-The counters are always on: each is one addition on a path that does much more. Turns are timed on
-request only. Any thread may read, even while the loop's thread works: reading neither stops nor
+The counters are always on: each costs one addition, on a path that is far longer. Turns are timed
+on request only. Any thread may read, even while the loop's thread works: reading neither stops nor
 resets anything, and each figure is one that was true a moment ago.
 """
 

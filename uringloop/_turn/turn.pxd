@@ -23,7 +23,8 @@ from uringloop._turn.timing cimport FOR_HISTOGRAMS, Times
 
 cdef enum:
     # After this many written bytes in one turn, the sends are submitted early: dozens of live
-    # 100 KB messages make the allocator trim and refault its heap, which takes 45 % of the time.
+    # 100 KB messages make the allocator return memory to the kernel and fault it in again, which
+    # takes 45 % of the time.
     QUEUED_BYTES_MAX = 256 * 1024
 
 
@@ -35,8 +36,8 @@ cdef enum:
 
 
 cdef enum:
-    # A value of thread_id: no thread runs the loop, and one uses its queues for a moment. The
-    # address of a thread's memory is never that small.
+    # A value of thread_id: no thread runs the loop, but one is using its queues. No thread's
+    # identifier, an address, is that small.
     CLAIMED = 1
 
 
@@ -78,15 +79,15 @@ cdef class LoopCore:
     cdef TimerHeap timers
     cdef ReadyQueue ready
     cdef Inbox inbox            # of handles from other threads
-    # Memory that lives with the loop. Each kind has a field of its own: in an object that held all
-    # of them, it would take a load more for each message.
+    # Memory that lives with the loop. Each kind has a field of its own: an object that held them
+    # all would cost one more load for each message.
     cdef FreeList freelist      # of bytes objects
     cdef SenderCache senders    # of datagrams
     cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
     cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
     # Of TurnUser, flushed at the end of the turn. While flush_all() runs, the items before
-    # flush_next have been flushed; of the others, the first flush_left are this turn's. A run that
-    # is nested in flush_all() goes on there.
+    # flush_next have been flushed; the next flush_left items belong to this turn. A run nested in
+    # flush_all() continues from flush_next.
     cdef list flush_list
     cdef Py_ssize_t flush_next      # 0 while no flush_all() runs
     cdef Py_ssize_t flush_left

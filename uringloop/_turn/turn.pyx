@@ -376,7 +376,7 @@ cdef class LoopCore:
                     {"message": "No memory to handle a completion", "exception": exc})
 
     cdef int rearm_starved(self) except -1:
-        """Re-arm as many starved receives as the pool has buffers: more would starve again."""
+        """Re-arm as many starved receives as the pool has buffers; any more would starve again."""
         cdef BufferPool pool = self.datagram_pool
         cdef Py_ssize_t count = min(len(pool.starved), pool.published or pool.at_start)
         cdef list rearming = pool.starved[:count]
@@ -576,7 +576,7 @@ cdef class LoopCore:
         return 0
 
     cdef int starve(self, TurnUser item) except -1:
-        """Queue *item*, of datagrams, until the buffers of this batch have been given back."""
+        """Have datagram endpoint *item* re-armed when this batch has given back its buffers."""
         count_total(&self.counters.starved, 1)
         self.datagram_pool.grow()
         self.datagram_pool.starved.append(item)

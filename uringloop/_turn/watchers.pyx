@@ -51,9 +51,9 @@ from uringloop._turn.turn cimport LoopCore, runs_here, try_to_claim, unclaim
 
 
 cdef enum:
-    # A removal can leave a few events of a descriptor that is not watched any more. More
-    # completions in a row than these with such events mean that epoll reports a closed descriptor,
-    # which a duplicate keeps in the instance.
+    # A removal can leave a few events of a descriptor that is not watched any more. If more
+    # completions in a row than this bring such events, epoll reports a closed descriptor, which a
+    # duplicate keeps in the instance.
     STALE_BATCHES_MAX = 16
 # Seconds until the next wait after an error that stays; asyncio's delay for accepting.
 RETRY_DELAY = constants.ACCEPT_RETRY_DELAY

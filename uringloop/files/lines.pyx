@@ -56,8 +56,8 @@ cdef enum:
     # ahead, and a smaller one reads at most SOUGHT_READ_BYTES, fewer than later reads.
     SPARSE_READ_BYTES = 2048
     SOUGHT_READ_BYTES = 8192
-    # A call that has waited for this turn reads so much even if other files have used up the turn's
-    # time. If they have not, it reads at most SLICE_BYTES.
+    # A call that has waited for this turn reads this much even if other files have used up the
+    # turn's time. If they have not, it reads at most SLICE_BYTES.
     AT_ONCE_BYTES = 16 * 1024
     # A call that needs more bytes of text than this decodes a part of them in each turn.
     TEXT_BYTES_MAX = 32 * 1024

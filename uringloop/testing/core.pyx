@@ -8,7 +8,7 @@ turns in which nothing else ran.
 
 asyncio promises that callbacks of call_soon() run in the order of the calls. It promises nothing
 about the order of tasks that are ready in the same turn, or of timers with the same deadline. The
-seed chooses among the orders that keep this promise, and one more that programs rely on: after
+seed chooses among the orders that keep this promise and a second one, on which programs rely: after
 `await sleep(0)` everything that was ready before has run. So a task that was woken or created may
 change places with others, but not with a callback (`Place`).
 
@@ -125,9 +125,9 @@ cdef enum:
     THREAD_NS = 20 * 1000 * 1000
     THREAD_LOOK_US = 20
 
-# While the loop runs, it collects garbage itself, after so many turns in which something ran, and
-# Python's own collection after so many new objects is off. So `__del__` comes at the same points of
-# each run. Without the GIL every collection looks at all objects.
+# While the loop runs, it collects garbage itself, after so many turns in which something ran;
+# Python's automatic collection, which counts new objects, is off. So `__del__` comes at the same
+# points of each run. Without the GIL every collection looks at all objects.
 cdef int GARBAGE = 8192 if FREE_THREADED else 256
 
 # A program may wait for the clock without sleeping. After BUSY_TURNS turns at the same instant,

@@ -27,7 +27,7 @@ except ImportError as exc:
     ) from exc
 
 
-# Time in which a worker that shuts down reads requests from connections that it accepted last.
+# How long a worker that shuts down waits for requests of the connections that it accepted last.
 GRACE_S = 0.05
 
 # uvicorn's logger; its worker class gives it the handlers of gunicorn's error log.
