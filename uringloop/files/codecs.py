@@ -8,10 +8,10 @@ from typing import Any
 
 from uringloop.files.scheduling import CallLock, joined
 
-# Characters or bytes that are decoded, encoded or copied without a look at the clock: 30 to 300 us,
-# depending on the codec.
+# How many characters or bytes are decoded, encoded or copied between two looks at the clock; that
+# takes 30 to 300 us, depending on the codec.
 PIECE = 64 * 1024
-# Encodings whose output depends on how the text is split: it is encoded as a whole.
+# Encodings whose output depends on how the text is split: their texts are encoded as a whole.
 WHOLE = frozenset(("utf-7", "punycode", "idna"))
 
 
@@ -39,7 +39,7 @@ async def decoded(lock: CallLock, decoder: Any, data: bytes, *, final: bool) -> 
     except BaseException as exc:
         decoder.setstate(state)
         if isinstance(exc, UnicodeDecodeError):
-            # Positions are those in all of the data, with the bytes that the decoder had held back.
+            # Count positions in the whole data, which begins with what the decoder had held back.
             move(exc, state[0] + data, len(state[0]) + at + len(piece) - len(exc.object))
         raise
     return texts

@@ -15,7 +15,7 @@ from uringloop.files.base import Closing, in_thread
 if TYPE_CHECKING:
     from _typeshed import GenericPath
 
-# Entries that one call in a thread fetches.
+# How many entries one call in a thread fetches.
 ENTRIES = 256
 
 

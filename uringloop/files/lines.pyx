@@ -49,7 +49,7 @@ from uringloop.files.positions import Chunk
 
 
 cdef enum:
-    # Lines or bytes, whichever comes first, that are cut between two looks at the clock.
+    # After so many lines or bytes, whichever comes first, the clock is looked at again.
     LINES_MAX = 64
     LINE_BYTES_MAX = 16 * 1024
     # After a seek the program may seek again. So a read of at least SPARSE_READ_BYTES reads nothing
@@ -202,7 +202,7 @@ cdef class LineFile(OpenFile):
 
     @cython.binding(True)
     def write(self, data):
-        """Buffer *data* or write it; it must not change before this returns."""
+        """Buffer *data*, or write it; *data* must not change before the call has ended."""
         return new_call(self, self._lock, WRITE, data, None)
 
     cdef int fill(self, Py_ssize_t size) except -1:
@@ -469,7 +469,7 @@ cdef class LineText:
         cdef Py_ssize_t end = self.end_of_line(self._used)
         cdef Py_ssize_t unread = len(self._chars) - self._used
         if end == 0:
-            # The last line may have no end, and is left to the coroutine.
+            # A last line without a line end is left to the coroutine.
             if not self.fetch_at_once(0):
                 return LATER
             end = self.end_of_line(self._used + max(unread - 1, 0))
@@ -599,7 +599,7 @@ def declare_coroutines(*methods):
         if hasattr(inspect, "markcoroutinefunction"):
             inspect.markcoroutinefunction(method)
         else:
-            # On Python 3.11 only asyncio's function can be told.
+            # Python 3.11 has such a mark only for asyncio's function.
             method._is_coroutine = asyncio.coroutines._is_coroutine
 
 

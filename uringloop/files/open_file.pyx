@@ -99,7 +99,7 @@ cdef class OpenFile(FileRequests):
         self._appending = appending
 
     cdef int go_to_end(self, int fd, int64_t size) except -1:
-        """Seek to the end, as built-in files do; writes go to the end from any position."""
+        """Seek to the end, as built-in files do, although writes go there from any position."""
         cdef int error
         if self._regular and self.writes_at_offset:
             # Use the size that is known locally: SEEK_END could wait for a server.
@@ -465,7 +465,7 @@ cdef class OpenFile(FileRequests):
         self.synced = done
 
     cdef unsigned int writes_done(self) noexcept:
-        """Return how many of `writes` a sync that starts now covers for certain."""
+        """Return how many of the started writes a sync that starts now is certain to cover."""
         return self.synced if load_int(&self.in_flight) else self.writes
 
     async def fallocate(self, offset, size, *, mode=0):

@@ -49,7 +49,7 @@ from uringloop._turn.turn cimport LoopCore, is_elsewhere
 
 cdef object GET_RUNNING_LOOP = get_running_loop
 
-# In the first process with this module; each child adds one.
+# 0 in the first process that imported this module; a forked child adds one.
 PROCESS = 0
 
 
@@ -240,7 +240,7 @@ cdef class FileOperation:
 
     cdef int resolve_future(self) except -1:
         if self.future.get_loop().is_closed():
-            # No task can be resumed; a worker may keep the operation alive, but not the future.
+            # No task can be resumed. A worker may keep the operation, which then drops the future.
             self.future = None
         elif not self.future.done():
             self.future.set_result(None)

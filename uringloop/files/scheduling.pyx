@@ -41,8 +41,8 @@ from uringloop._turn.turn cimport LoopCore, runs_here
 
 
 cdef enum:
-    # The time of files in a turn while other work waits for the next turn, in ns: an echo beside a
-    # task that reads lines takes at most twice as long.
+    # How long files may work in a turn while other work waits for the next one, in ns: an echo
+    # beside a task that reads lines takes at most twice as long as alone.
     TURN_NS = 10 * 1000
     # The same on the software ring, which does not know whether other work waits.
     SOFT_TURN_NS = 35 * 1000
@@ -51,7 +51,7 @@ cdef enum:
     # The interval of the checks for other work once that time is over, in ns.
     RECHECK_NS = 2 * 1000
 cdef enum:
-    # Bytes of memory that are given back in a turn: some 100 us.
+    # How many bytes of memory are given back in a turn, which takes some 100 us.
     FREED_BYTES = 1024 * 1024
 
 
@@ -308,8 +308,8 @@ def free(list held):
 def free_some(loop, list held, Py_ssize_t start):
     """Give back the pages from *start* on, a part in each turn; the last turn frees the object.
 
-    realloc() does not serve to shorten the object: it may copy what remains and free all of the
-    old memory at once, as CPython's allocator without a GIL does below half of the size.
+    The object is not shortened by realloc(), which may copy what remains and free all of the old
+    memory at once. CPython's allocator without a GIL does so below half of the size.
     """
     cdef PyObject *data = PyList_GET_ITEM_borrowed(held, 0)
     if PyBytes_GET_SIZE(<object>data) - start <= FREED_BYTES or Py_REFCNT(data) != 1:

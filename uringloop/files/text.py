@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-# A line or read with more unread characters than this keeps them as a part (see PartialText).
+# From so many unread characters on, an unfinished line or read keeps them as a part (PartialText).
 LONG = 256 * 1024
 
 

@@ -21,9 +21,9 @@ from uringloop._loop import options
 from uringloop.monitor import server, snapshots, socket_paths
 from uringloop.monitor.snapshots import LoopSnapshot, Snapshot
 
-# More than the answer of a program with hundreds of loops.
+# The answer of a program with hundreds of loops is shorter.
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
-# Time for a process to exit after its socket was closed: freeing much memory takes a while.
+# How long a process may take to exit after its socket was closed: it may free much memory first.
 END_S = 2.0
 CONNECT_TIMEOUT_S = 1.0
 
@@ -168,7 +168,7 @@ def _default_paths() -> Iterator[str]:
 
 
 def all_snapshots() -> Iterator[tuple[str, Snapshot]]:
-    """Yield path and answer of each program that this user may watch and that answers."""
+    """Yield the path and the answer of each program that this user may watch, if it answers."""
     for path in all_paths():
         yield from _try_ask(path)
 
@@ -356,7 +356,7 @@ class Connection:
 
 
 class Rates(TypedDict):
-    """Figures of a loop per second between two answers; *cpu*, of its thread, is 1 for a core."""
+    """What a loop did per second between two answers; *cpu*, its thread's, is 1 for a core."""
 
     cpu: float
     turns: float

@@ -38,7 +38,7 @@ def service_of(pid: int) -> str:
 
 
 def own_command() -> str:
-    """Return the command of this process; a worker of multiprocessing has that of its service."""
+    """Return the command of this process or, in a worker of multiprocessing, of its service."""
     pid = os.getpid()
     own = command_line(pid) or " ".join(sys.orig_argv)[:LENGTH_MAX]
     return (service_of(pid) or own) if STARTED_BY_MULTIPROCESSING in own else own

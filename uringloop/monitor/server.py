@@ -38,9 +38,10 @@ from uringloop.monitor.socket_paths import (
 
 # A request is an empty line: a client that sends more than this without one is disconnected.
 REQUEST_BYTES_MAX = 64
-# Time for the next request, and for reading an answer. Longer than top's longest interval.
+# How long a client may take to read an answer and send its next request. Longer than top's longest
+# interval.
 CLIENT_TIMEOUT_S = 60.0
-# Pause after each round of answers: a client that asks without pause costs 3 % of a core.
+# The pause after each round of answers: a client that asks without pause costs only 3 % of a core.
 PAUSE_S = 0.005
 # Time for the thread to end: it waits only for the GIL.
 END_S = 5.0

@@ -117,7 +117,7 @@ def address_text(address: object) -> str:
 
 
 def name_of(loop: BaseLoop, thread: str | None) -> str:
-    """Return a name for *loop*: its thread's name, or the first server's for the main thread."""
+    """Return a name for *loop*: its thread's or, in the main thread, its first server's address."""
     if thread is not None and thread != MAIN_THREAD:
         return thread
     if loop._first_server is not None:
