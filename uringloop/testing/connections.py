@@ -43,7 +43,7 @@ Refusal = Callable[[], None]
 
 
 class Filler:
-    """Leaves a byte unread by sending it from *sock*, the other end, if that is still open."""
+    """Sends a byte from *sock*, if that is still open, which the other end never reads."""
 
     def __init__(self, sock: VirtualSocket) -> None:
         self.sock = weakref.ref(sock)
@@ -70,7 +70,7 @@ class Connections:
 
     def __init__(self, loop: Loop, has_network: bool) -> None:
         self.loop = loop
-        # The test has a network: its routes may change under a connection.
+        # Whether the test has a network, whose routes may change while a connection lasts.
         self.has_network = has_network
         self.servers = Servers()
         self.wires: WeakList[Wire] = WeakList()
@@ -162,7 +162,7 @@ class Connections:
             return current
         if target == EVERY_ADDRESS[family]:
             return LOCAL_ADDRESS[family]
-        # Within a host the kernel takes the address that was asked for as the source, too.
+        # Within a host the kernel uses the target's address as the source, too.
         return network.address(LOCALHOST) if network.knows_address(target) else target
 
     def next_port(self) -> int:

@@ -111,11 +111,11 @@ cdef enum:
     # After so many turns in a row in which only `sleep(0)` ran, the clock goes on all the same.
     SPIN_TURNS = 10_000
 
-# Above this many bits the sequence numbers of timers have a number that is the same for all timers
-# that one step of a task has made, and is theirs alone.
+# The sequence number of a timer has two parts: so many bits for the timer, and above them a number
+# that all timers made by one step of a task share, and no others.
 cdef enum:
     STEP_BITS = 20
-# An address that no task has, for the beginning of a turn; 0 stands for callbacks.
+# The value of `maker` when a turn begins: an address that no task has. 0 stands for callbacks.
 cdef enum:
     NOBODY = 1
 
@@ -234,7 +234,7 @@ cdef class TestingCore(LoopCore):
         return 0
 
     cdef int move_to(self, double deadline) except -1:
-        # Go past the deadline, by the least: rounding must not make a wait look too short.
+        # Go just past the deadline, so that rounding cannot make a wait look too short.
         return self.set_clock(max(self.clock, nextafter(deadline, INFINITY)))
 
     cdef int trace_handle(self, str what, Handle handle) except -1:
@@ -308,7 +308,7 @@ cdef class TestingCore(LoopCore):
         return 0
 
     cdef int let_time_pass(self) except -1:
-        """Let the clock go on after many turns at one instant: the program waits for it."""
+        """Let the clock go on after many turns at one instant: the program waits for the clock."""
         self.looks_at_clock = 0
         if (self.clock - self.busy_at > SAME_NS * 1e-9
                 or self.ring.completions != self.completions):
@@ -348,7 +348,7 @@ cdef class TestingCore(LoopCore):
                 self.set_clock(self.clock + spun_s)
                 self.spun_at_ns = now
             return 0
-        # If the inbox has something, a thread has answered, and ended, before it was looked at.
+        # A thread may have answered, and ended, before it was looked at: the inbox has the answer.
         if not self.inbox.has_new() and when < INFINITY:
             self.advance_to(when)
         return 0
@@ -398,7 +398,7 @@ cdef class TestingCore(LoopCore):
         return 0
 
     cdef int run_due(self) except -1:
-        """Run due timers; the seed leaves some of them to the next turn, at the same time."""
+        """Run due timers; the seed leaves some to the next turn, which has the same time."""
         cdef PyObject *timer
         while not (self.shuffles and self.below(2)):
             timer = self.timers.next_due()
@@ -552,7 +552,7 @@ cdef class TestingCore(LoopCore):
         return 0
 
     cdef int take_owed(self) except -1:
-        """Let the clock go on as those of its partners have."""
+        """Advance the clock by as much as its partners' clocks have advanced."""
         if self._partners:
             self.set_clock(self.clock + <double>other_loops.take_owed(self))
         return 0

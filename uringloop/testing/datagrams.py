@@ -81,7 +81,7 @@ class Datagrams:
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self.endpoints: WeakList[Endpoint] = WeakList()
-        # When the last byte of a host has left for another one.
+        # For each pair of hosts, when the last byte from one to the other will have left.
         self.free_at: dict[tuple[str, str], float] = {}
 
     def add(self, endpoint: Endpoint, family: int, remote: Any) -> None:
@@ -93,7 +93,7 @@ class Datagrams:
             self.endpoints.add(endpoint)
 
     def silent(self) -> set[int]:
-        """Return the descriptors of endpoints that have asked nobody outside: none will answer."""
+        """Return the descriptors of endpoints that have asked nobody outside, and get no answer."""
         return {known.fd() for known in self.endpoints if not known.has_asked}
 
     def resolved(self, address: Any) -> Any:
@@ -175,7 +175,7 @@ class Datagrams:
                 loop.call_soon(target._receive, data, source)
 
     def occupy(self, hosts: tuple[str, str], seconds: float) -> float:
-        """Occupy the way between two hosts for *seconds*; return after what time it is free."""
+        """Occupy the way between two hosts for *seconds*; return in how many seconds it is free."""
         now = self.loop.time()
         self.free_at[hosts] = max(self.free_at.get(hosts, now), now) + seconds
         return self.free_at[hosts] - now

@@ -36,12 +36,12 @@ from uringloop.testing.weak_list import WeakList
 
 T = TypeVar("T")
 
-# The longest delay of a fault, and the most bytes that one takes apart into single ones.
+# The longest delay of a piece of data, and the largest piece that is taken apart into single bytes.
 DELAY_MAX_S = 0.5
 SPLIT_MAX = 64
-# The longest time in which a name is resolved after all.
+# How long resolving a slow name takes at most.
 SLOW_NAME_MAX_S = 5.0
-# For how long, in real time, the shutdown of a pool of threads is put off at most.
+# How long, in real time, the shutdown of a pool of threads is put off at most.
 LATE_MAX_S = 1.0
 # The faults that happen in this package's Python, not in the ring or the compiled part.
 HERE = tuple(
@@ -316,7 +316,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
     def happens(self, kind: str) -> bool:
         """Return whether a fault happens now, and count it."""
         chance = self._faults.chance(kind)
-        # With the random number 0 nothing must happen: see simulation_random_below().
+        # The random number 0 must never make a fault happen: see simulation_random_below().
         if not chance or 1 - self.random() > chance:
             return False
         self._happened[kind] += 1
@@ -337,7 +337,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
         was_open = not self.is_closed()
         super().close()
         with warnings.catch_warnings():
-            # The transports within the network are not the program's.
+            # The transports within the network are not the program's, which cannot close them.
             warnings.simplefilter("ignore", ResourceWarning)
             self.connections.forget()
         if was_open:

@@ -147,8 +147,8 @@ class Network:
     def kill(self, one: str, other: str) -> None:
         """Let the connections between two hosts die, without a word to either end.
 
-        A router that forgets them does so, or a machine that loses its power. A send fails with
-        ETIMEDOUT after a quarter of an hour. Later connections are not affected.
+        This is what happens when a router forgets them, or a machine loses its power. A send fails
+        with ETIMEDOUT after a quarter of an hour. Later connections are not affected.
         """
         for connection in self._between(one, other):
             connection.die()

@@ -79,7 +79,7 @@ def settle(loop: TestingCore, rest_s: float, left_out: dict[int, TestingCore]) -
 
 
 def concerns(loop: TestingCore, other: TestingCore, rest_s: float) -> bool:
-    """Return whether *loop* must not go on for *rest_s* before it knows what *other* does."""
+    """Return whether *loop* must know what *other* does before it goes on for *rest_s*."""
     return other is not loop and (rest_s == math.inf or other in loop._partners)
 
 
@@ -98,7 +98,7 @@ def goes_on(loop: TestingCore) -> None:
 
 
 def take_owed(loop: TestingCore) -> float:
-    """Return for how many seconds its partners' clocks have gone on."""
+    """Return by how much the clocks of its partners have advanced since the last call."""
     with lock:
         seconds, loop._owed_s = loop._owed_s, 0.0
     return seconds

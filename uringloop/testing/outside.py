@@ -28,13 +28,14 @@ from uringloop.testing.thread_states import WATCHDOG_S, Threads, ThreadState
 if TYPE_CHECKING:
     from uringloop.testing.loop import Loop
 
-# Seconds of real time for which the loop waits for what may or may not speak.
+# How long, in real time, the loop waits for what may or may not speak.
 QUIET_S = 0.02
-# A thread that serves others, and that the loop has asked, has begun to run by then.
+# A thread that serves others has begun to run this soon after the loop has asked it.
 ASKED_S = 0.001
-# A program that was asked otherwise than by TCP has answered by then; nothing tells if it has.
+# A program that may have been asked, but not by TCP, is taken to have answered after this time:
+# nothing tells whether it was asked.
 ANSWER_S = 1.0
-# What is under way on a connection of this process has come by then, or never will.
+# What is under way on a connection of this process has come after this time, or never will.
 STUCK_S = 1.0
 # While something works, the loop looks again after this time, and then ever more rarely.
 LOOK_MIN_S = 0.0002
@@ -133,8 +134,8 @@ class Outside:
             return True
         if self.calls and threads is not ThreadState.BLOCKED:
             return True
-        # A signal that is due later is a watchdog's. So is one that was set before the loop was
-        # made, such as pytest-timeout's.
+        # A signal that is due after more than WATCHDOG_S is a watchdog's. So is one whose timer was
+        # set before the loop was made, such as pytest-timeout's.
         if not self.had_alarm and 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= WATCHDOG_S:
             return True
         found = children.running() - self.older_children - children.helpers()

@@ -90,7 +90,7 @@ def stream_of(sock: socket.socket) -> Stream | None:
     (unsent,) = struct.unpack_from("I", info, NOT_SENT)
     (last_sent,) = struct.unpack_from("I", info, LAST_DATA_SENT)
     (last_received,) = struct.unpack_from("I", info, LAST_DATA_RECEIVED)
-    # Both are milliseconds ago, so the smaller one is the later event.
+    # Both count the milliseconds since an event: the smaller number is that of the later event.
     asked = sent > 0 and (last_sent <= last_received or not received)
     return Stream(info[STATE], sent - again, received, unsent, backlog, last_sent, asked)
 
@@ -310,7 +310,7 @@ class Peers:
         try:
             name, peer = sock.getsockname(), sock.getpeername()
         except OSError:
-            # It may have asked anybody.
+            # It has no peer, and may have asked anybody.
             return Traffic.LATELY
         return Traffic.LATELY if self.find(peer, name) is None else Traffic.NONE
 
@@ -332,7 +332,7 @@ class Peers:
         other = self.find(peer, name)
         if other is None:
             if self.has_backlog(peer):
-                # This process has not accepted the connection.
+                # The other end is a connection that this process has yet to accept.
                 return Traffic.NONE
             if not receives:
                 # The loop waits until the other program makes room.
@@ -365,7 +365,8 @@ class Peers:
         received, sent = self.loop._bytes_at_receive(fd)
         if received and received == here.received:
             return here.sent > sent
-        # The program receives by itself, or has not taken all.
+        # The loop has not received the newest bytes: the program receives by itself, or has not
+        # taken all.
         return here.asked
 
     def find(self, name: object, peer: object) -> int | None:

@@ -7,7 +7,7 @@ import types
 from uringloop._turn.handles cimport Handle
 
 cdef object TASK = asyncio.Task
-# How asyncio's tasks, in C and in Python, are called: their steps and wake-ups.
+# The names of the callbacks by which asyncio's tasks, in C and in Python, run a step or wake up.
 cdef str STEP = "TaskStepMethWrapper"
 cdef tuple STEPS = ("task_wakeup", "__step", "__wakeup")
 cdef tuple METHODS = (types.BuiltinMethodType, types.MethodType)

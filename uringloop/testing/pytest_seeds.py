@@ -116,7 +116,7 @@ def run_once(
 
 
 def has_passed(report: pytest.TestReport) -> bool:
-    """Return whether the next seed is to run: with it a strict xfail may still fail."""
+    """Return whether the next seed is to run; a strict xfail that passes may fail with that."""
     return report.passed or str(report.longrepr).startswith(XPASS_STRICT)
 
 

@@ -13,7 +13,8 @@
 #include "_softring/sockets.h"
 #include "_softring/state.h"
 
-/* For how many descriptors, from the one that has received on, the table of bytes gets room. */
+/* When the table of bytes grows, it gets room for so many descriptors, beginning with the one that
+ * has received. */
 #define BYTES_ROOM 64
 
 /* Returns -ECONNRESET or -ENOMEM if a send or receive is to fail, otherwise 0. */
@@ -80,7 +81,7 @@ static simulation_ending **find_ending(simulation *kernel, int fd, ssize_t res) 
     return NULL;
 }
 
-/* Returns the result of a receive. A receive that gets an ending is the last one to get it. */
+/* Returns the result of a receive. A receive that gets an ending removes it. */
 int simulated_ended_by(void *owner, int fd, int res) {
     simulation_ending **place = find_ending(owner, fd, res), *ending;
 
@@ -156,7 +157,7 @@ ssize_t simulated_receive(void *owner, soft_request *request, const struct io_ur
     return res;
 }
 
-/* Sends a part of the data. Returns 0 if it does not. */
+/* Sends a part of the data. Returns its size, -errno, or 0 if the send is to be left whole. */
 static ssize_t send_some(simulation *kernel, const struct io_uring_sqe *sqe,
                          const struct msghdr *message, size_t sent) {
     int flags = (int)(sqe->msg_flags & ~(unsigned)MSG_WAITALL) | MSG_DONTWAIT;

@@ -113,7 +113,7 @@ static int wait_for_events(void *owner, int epoll_fd, struct epoll_event *events
     return count;
 }
 
-/* Continues a request whose cancel comes late, and maybe ends it in the next enter. */
+/* Lets a request go on although it is cancelled, and maybe ends it in the next enter. */
 static bool overtakes(void *owner, softring *s, soft_request *request) {
     bool ends_later;
 

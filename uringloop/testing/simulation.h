@@ -78,8 +78,8 @@ void simulation_begin(simulation *kernel, softring *s);
 /* Frees what the simulation owns. */
 void simulation_clear(simulation *kernel);
 
-/* Returns a random number below *limit*, which is not 0. The numbers are used such that 0 stands
- * for what happens without a simulation: hypothesis tries to make them small. */
+/* Returns a random number below *limit*, which is not 0. Every caller takes 0 for what happens
+ * without a simulation, because hypothesis tries to make the numbers small. */
 uint64_t simulation_random_below(simulation *kernel, uint64_t limit);
 
 /* Returns whether something of probability *chance* / SIMULATION_ALWAYS happens now. */

@@ -39,12 +39,13 @@ CALLS = {
     "aarch64": (98, None, 73, None, 72, None, 22, 441, 202, 242, 426, 137),
     "riscv64": (98, None, 73, None, 72, None, 22, 441, 202, 242, 426, 137),
 }
-# The numbers of those that read from a descriptor: read, readv, recvfrom, recvmsg.
+# The numbers of system calls that read from a descriptor: read, readv, recvfrom, recvmsg.
 READING = {"x86_64": (0, 19, 45, 47), "aarch64": (63, 65, 207, 212), "riscv64": (63, 65, 207, 212)}
 READS = frozenset(map(str, READING.get(platform.machine(), ())))
-# The arguments that every call here has.
+# How many arguments every call here has at least.
 ARGUMENTS = 3
-# For each of CALLS the argument that is the limit, or the flags of io_uring_enter; 0: it has none.
+# For each of CALLS, which argument is the time limit, counted from 1; for io_uring_enter, which one
+# has the flags; 0 for a call without a time limit.
 LIMITS = (4, 3, 3, 5, 5, 4, 4, 4, 0, 0, 4, 3)
 # Arguments that set no limit: a null pointer, or -1 as an int.
 NO_LIMIT = ("0x0", "0xffffffff", "0xffffffffffffffff")
@@ -55,7 +56,7 @@ LIMIT_OF = {
 }
 FUTEX = str(_numbers[0]) if _numbers else ""
 IO_URING_ENTER = "426"
-# The flag of io_uring_enter(2) with which a structure has the limit.
+# With this flag of io_uring_enter(2) a structure has the time limit.
 IORING_ENTER_EXT_ARG = 8
 
 # Of futex(2): the argument that is the operation, and its values in linux/futex.h. The limit of
@@ -66,7 +67,8 @@ FUTEX_COMMANDS = 0x7F
 FUTEX_CLOCK_REALTIME = 256
 TIMESPEC = struct.Struct("qq")
 
-# CPython waits for its lock for 5 ms, and then asks for it.
+# A thread that waits for no longer than this may wait for the GIL, and counts as running: CPython
+# waits for 5 ms, and then asks for the GIL.
 GIL_S = 0.01
 
 # A wait that may last longer than so many seconds is a watchdog's.
@@ -106,8 +108,8 @@ def read(name: str, file: str) -> str:
 def switches_of(name: str) -> str:
     """Return a text that differs after a thread has run; an empty one if it runs, or has ended.
 
-    Until a processor runs it, a thread that was woken still shows the call in which it slept, but
-    it counts as running here.
+    A thread that was woken, but has no processor yet, still shows the call in which it slept. Here
+    it counts as running.
     """
     try:
         status = read(name, "status")
@@ -119,14 +121,14 @@ def switches_of(name: str) -> str:
 
 
 class Call(NamedTuple):
-    """What a thread was in when it was looked at."""
+    """The system call that a thread was in when it was looked at."""
 
     line: str  # its `syscall`
     left_s: float = math.inf  # for how long it waits at most, in futex(2)
 
 
 def look_at(name: str) -> Call:
-    """Return what a thread is in. Raises OSError."""
+    """Return the system call that a thread is in. Raises OSError."""
     line = read(name, "syscall")
     words = line.split()
     if words[0] not in LIMIT_OF and words[0] not in READS:
@@ -169,14 +171,14 @@ def state_of(call: Call) -> ThreadState:
     return ThreadState.BLOCKED if words[0] == FUTEX else ThreadState.SERVES
 
 
-# A thread that has just been started runs, whatever it does afterwards. So a new loop looks this
-# often, and at such intervals, whether the threads that were there before have come to rest.
+# A thread that has just been started runs, whatever it does afterwards. So a new loop looks at the
+# threads that were there before it, up to so many times and at such intervals, until none runs.
 SETTLE_LOOKS = 100
 SETTLE_S = 0.0005
 
 
 def calls(left_out: dict[int, TestingCore]) -> dict[str, Call]:
-    """Return what each other thread is in, by its number.
+    """Return the system call that each other thread is in, by the number of the thread.
 
     A thread whose loop for tests has nothing to do is added to *left_out* instead.
     """
@@ -209,7 +211,7 @@ class Threads:
                 break
             time.sleep(SETTLE_S)
             self.older = calls({})
-        # The threads that serve, with their switches, and when one was last seen to have run.
+        # The threads that serve, with their switches_of(), and when one was last seen to have run.
         self.serving: dict[str, str] = {}
         self.served_at = -math.inf
         # The loops for tests that had nothing to do, by their threads.

@@ -27,13 +27,13 @@ _names = weakref.WeakKeyDictionary()
 _options: weakref.WeakKeyDictionary[socket.socket, dict[tuple[int, int], Any]]
 _options = weakref.WeakKeyDictionary()
 
-# What leaves a byte in a VirtualSocket that nobody reads.
+# For each VirtualSocket, what leaves an unread byte in it.
 _fillers: weakref.WeakKeyDictionary[socket.socket, Callable[[], None]]
 _fillers = weakref.WeakKeyDictionary()
 # The value of SO_LINGER that switches it on, with 0 seconds.
 NO_LINGER = struct.pack("ii", 1, 0)
 
-# How a connection has ended, where a UNIX socket would say something else.
+# For each VirtualSocket, how its connection has ended if a UNIX socket would report something else.
 _endings: weakref.WeakKeyDictionary[socket.socket, int] = weakref.WeakKeyDictionary()
 # What is called after a program has set an option.
 _on_option: weakref.WeakKeyDictionary[socket.socket, Callable[[], None]]
@@ -127,7 +127,7 @@ class VirtualSocket(socket.socket):
         return self._ended(super().send, *arguments)
 
     def _ended(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call; in place of EOF and other errors raise the error that ends the connection."""
+        """Call *call*; in place of EOF or a ConnectionError raise the error of the connection."""
         try:
             result = call(*arguments)
         except ConnectionError:
@@ -144,7 +144,7 @@ class VirtualSocket(socket.socket):
 
 
 def replace_descriptor(sock: socket.socket, other: socket.socket) -> None:
-    """Give *sock* the file of *other*, which is closed, under its own number.
+    """Give *sock* the file of *other*, which is closed; *sock* keeps its number.
 
     The program may have stored the number.
     """
@@ -159,7 +159,7 @@ Options = dict[tuple[int, int], Any]
 
 
 def options_of(sock: Any) -> Options:
-    """Return those of KEPT that a socket has."""
+    """Return the options of KEPT that a socket has, with their values."""
     options = {}
     for kept in KEPT:
         if kept[0] not in INTERNET or sock.family != socket.AF_UNIX:

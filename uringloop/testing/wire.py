@@ -204,7 +204,7 @@ class Wire:
         self.ends = [Relay(self, side) for side in range(2)]
         self.directions = [Direction(self, side) for side in range(2)]
         self.dead = False
-        # Sides that will get an error, because they have sent something.
+        # Sides that will get an error, because they have sent something that got lost.
         self.unanswered: set[int] = set()
         # The timers of keep-alive.
         self.probes: dict[int, asyncio.TimerHandle] = {}
@@ -305,7 +305,10 @@ class Wire:
         self.probes[side] = self.loop.call_later(idle + interval * count, self.give_up, side)
 
     def give_up(self, side: int) -> None:
-        """Time out, as keep-alive got no answer; as on Linux, unacknowledged data suspends it."""
+        """Time out, as keep-alive got no answer.
+
+        As on Linux, keep-alive does nothing while data is unacknowledged.
+        """
         if side not in self.unanswered:
             self.time_out(side)
 
