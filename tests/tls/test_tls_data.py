@@ -520,6 +520,32 @@ async def test_an_exception_of_the_protocol_ends_the_connection(
     assert handler_calls[0]["message"] == "Fatal error on SSL protocol"
 
 
+@pytest.mark.parametrize("size", [10, 4000, 100_000])
+@pytest.mark.parametrize("end", ["raise", "abort", "abort the transport below"])
+@on_loop
+async def test_writes_before_an_abort_reach_the_peer(
+    each_loop: Loop, contexts: Contexts, end: str, size: int
+) -> None:
+    class Refusing(Collector):
+        def data_received(self, data: bytes) -> None:
+            self.transport.write(b"refused: ")
+            self.transport.write(data * size)
+            if end == "raise":
+                raise ZeroDivisionError(data)
+            if end == "abort":
+                self.transport.abort()
+            else:
+                below.abort()
+
+    left = Refusing(each_loop)
+    async with tls_stream(each_loop, left, contexts) as (transport, peer):
+        below = transport._ssl_protocol._transport
+        each_loop.set_exception_handler(lambda _, context: None)
+        await peer.send(b"?")
+        await left.lost
+        assert await peer.read_exactly(9 + size) == b"refused: " + b"?" * size
+
+
 # ── servers ──────────────────────────────────────────────────────────────────────────────────
 
 

@@ -173,7 +173,8 @@ cdef class WriteTransport(FlowControl):
             if self.queue.size > self.high_water:
                 # asyncio pauses the protocol only for bytes that the socket had no room for.
                 self.pause_sending()
-        if not self.send_op.in_flight and self.queue.count:
+        # A quiet send that is prepared has its bytes already, and its completion wakes nobody.
+        if self.queue.count and (self.send_op.quiet or not self.send_op.in_flight):
             self.loop.add_flush(self)
             self.loop.queued_bytes += size
             if self.loop.queued_bytes > QUEUED_BYTES_MAX:
@@ -470,6 +471,12 @@ cdef class WriteTransport(FlowControl):
 
     cdef bint is_sending(self) noexcept:
         return self.send_op.in_flight
+
+    cdef int force_close(self, object exc) except -1:
+        if self.source is not None:
+            # asyncio has sent these bytes by now. An error of the source ends the connection.
+            self.pull_source()
+        return FlowControl.force_close(self, exc)
 
     cdef int complete_cancelled(self) except -1:
         FlowControl.complete_cancelled(self)
