@@ -289,6 +289,53 @@ def test_resume_writing_can_nest_while_another_connection_waits_for_a_flush(
     loop.run_until_complete(other.close())
 
 
+def test_resume_writing_can_nest_at_the_end_of_a_run(loop: uringloop.Loop) -> None:
+    class Resumer(asyncio.Protocol):
+        """Nests a run when the end of a run completes its send."""
+
+        paused = resumed = 0
+
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+            transport.set_write_buffer_limits(500_000, 500_000)
+
+        def pause_writing(self) -> None:
+            self.paused += 1
+
+        def resume_writing(self) -> None:
+            self.resumed += 1
+            loop.run_until_complete(asyncio.sleep(0))
+
+    pairs = [narrow_pair(16 * 1024) for _ in range(4)]
+    resumers: list[Resumer] = []
+
+    async def fill() -> None:
+        for ours, _ in pairs:
+            _, resumer = await loop.create_connection(Resumer, sock=ours)
+            resumers.append(resumer)
+            while not resumer.paused:
+                resumer.transport.write(LARGE[:1000])
+        # The sends wait in the ring for room.
+        await asyncio.sleep(0.01)
+
+    async def make_room() -> None:
+        for _, peer in pairs:
+            peer.recv(1_000_000)
+
+    async def end() -> None:
+        for resumer in resumers:
+            resumer.transport.abort()
+        await asyncio.sleep(0)
+
+    loop.run_until_complete(fill())
+    # Nothing but the end of this run takes the completions of the sends.
+    loop.run_until_complete(make_room())
+    assert [resumer.resumed for resumer in resumers] == [1] * len(pairs)
+    loop.run_until_complete(end())
+    for _, peer in pairs:
+        peer.close()
+
+
 def test_every_method_of_a_protocol_can_nest(loop: uringloop.Loop) -> None:
     called: list[str] = []
 

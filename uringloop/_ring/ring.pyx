@@ -478,6 +478,7 @@ cdef class Ring:
     cdef int _complete(self, Operation *op, int res, unsigned int flags) except -1:
         # Keep the owner to the end of this call, whatever references the callback drops.
         cdef object owner = <object>op.owner
+        assert op.in_flight
         count_total(&self.completions, 1)
         if self.trace.fd >= 0:
             uring_trace_complete(
@@ -587,6 +588,9 @@ cdef class Ring:
                 self._complete(op, cqe.res, flags)
                 if self.generation != generation or not uring_is_usable(&self.u):
                     break
+                # The callback may have run the loop, which has consumed completions.
+                if <int>(uring_head(&self.u) - index) > 0:
+                    index = uring_head(&self.u)
         return 0
 
     cdef int limit_workers(self) except -1:
