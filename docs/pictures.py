@@ -3,7 +3,8 @@
     python docs/pictures.py
 
 A test compares the files in `docs/pictures` with the output of this program. The packages are those
-of the list in architecture.md; ROWS determines which of them are side by side.
+of the list in architecture.md; ROWS determines which of them are side by side. The steps of a turn
+are those of that page, too.
 """
 
 from __future__ import annotations
@@ -140,33 +141,29 @@ def packages(palette: Palette) -> tuple[str, Picture]:
     return "The packages: each imports from those below it", picture
 
 
-STEPS = (
-    ("expire_timers", "note the timers that are due"),
-    ("run_ready", "run the callbacks that were ready"),
-    ("collect", "dispatch the completions that were there"),
-    ("deliver_due", "deliver what transports have kept"),
-    ("sleeper.deliver", "run the callbacks for events of a sleep at epoll"),
-    ("run_due", "run the timers that were due"),
-    ("flush_all", "one send for each transport that wrote"),
-    ("submit_and_wait", "one io_uring_enter; sleeps if nothing is ready"),
-)
+def steps() -> list[list[str]]:
+    """Return the steps of a turn, each with what it does."""
+    page = Path(__file__).with_name("architecture.md").read_text()
+    listed = page.partition("## One turn\n")[2].partition("```text\n")[2].partition("```")[0]
+    return [line.split(maxsplit=1) for line in listed.splitlines()]
 
 
 def turn(palette: Palette) -> tuple[str, Picture]:
     picture = Picture(palette)
-    for step, (name, note) in enumerate(STEPS):
+    listed = steps()
+    for step, (name, note) in enumerate(listed):
         y = 10 + step * 58
-        picture.box(150, y, 330, 44, name, note, palette.private)
+        picture.box(125, y, 380, 44, name, note, palette.private)
         if step:
             picture.arrow(315, y - 14, 315, y - 1)
-    bottom = 10 + (len(STEPS) - 1) * 58
+    bottom = 10 + (len(listed) - 1) * 58
     picture.box(
         600, 10 + 2 * 58, 140, bottom + 44 - (10 + 2 * 58), "kernel", "two queues", palette.kernel
     )
-    picture.arrow(600, 10 + 2 * 58 + 22, 481, 10 + 2 * 58 + 22, "completions")
-    picture.arrow(481, bottom + 22, 599, bottom + 22, "submissions")
+    picture.arrow(600, 10 + 2 * 58 + 22, 506, 10 + 2 * 58 + 22, "completions")
+    picture.arrow(506, bottom + 22, 599, bottom + 22, "submissions")
     picture.parts.append(
-        f"<path d='M150 {bottom + 22} H80 V32 H149' fill='none' stroke='{palette.faint}'"
+        f"<path d='M125 {bottom + 22} H80 V32 H124' fill='none' stroke='{palette.faint}'"
         " stroke-width='1.5' marker-end='url(#tip)'/>"
     )
     picture.words(74, (bottom + 54) / 2, "the next turn", size=11, faint=True, anchor="end")
