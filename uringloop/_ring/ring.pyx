@@ -163,6 +163,11 @@ cdef enum:
 uring_watch_forks()
 
 
+cdef bint may_try_again(int res) noexcept:
+    """Return whether an enter that has failed with *res*, -errno, may succeed in the next turn."""
+    return res == -EINTR or res == -ETIME or res == -EAGAIN or res == -EBUSY
+
+
 cdef object wrong_thread():
     """Return asyncio's error for a call in another thread than the loop's."""
     return RuntimeError(
@@ -245,19 +250,13 @@ cdef class Ring:
     cdef io_uring_sqe *submission(self) except NULL:
         """Return a free submission; if the queue is full, submit first."""
         cdef io_uring_sqe *sqe
-        cdef int tries = 0
         if not uring_is_usable(&self.u):
             self.check_inherited()
         if is_used_elsewhere(self):
             raise wrong_thread()
         sqe = uring_get_submission(&self.u)
-        while sqe == NULL:
-            tries += 1
-            if tries > RETRIES_MAX:
-                raise os_error(-EAGAIN, "io_uring_enter")
-            self.submit()
-            if self.permission == ENTER_FORBIDDEN:
-                self.replace()
+        if sqe == NULL:
+            self.make_room(1)
             sqe = uring_get_submission(&self.u)
         return sqe
 
@@ -420,7 +419,7 @@ cdef class Ring:
         if self.trace.fd >= 0:
             uring_trace_enter(&self.trace, res)
         # The next turn tries again: what was not submitted is still queued.
-        if res == -EINTR or res == -ETIME or res == -EAGAIN or res == -EBUSY:
+        if may_try_again(res):
             return 0
         if res == -EBADR and not self.u.threaded:
             # The kernel lost a completion for want of memory: what is in flight is unknown.
@@ -784,20 +783,27 @@ cdef class Ring:
         the completion queue.
         """
         cdef Operation *op
+        cdef int generation
         cdef int tries = 0
         if not uring_is_usable(&self.u):
             return 0
         while self.run_count and tries < CANCEL_ROUNDS_MAX:
             tries += 1
+            generation = self.generation
             op = self.in_flight.next
-            while op != &self.in_flight:
+            # If a cancel finds the queue full, it submits; that may replace the ring and the list.
+            while op != &self.in_flight and self.generation == generation:
                 if ends_with_run(op):
                     self.cancel(op)
                 op = op.next
             self._submit_and_look(self.run_count)
             if self.permission == ENTER_FORBIDDEN:
                 self.replace()
-            self._dispatch_only(NULL)
+            if uring_has_overflow(&self.u):
+                # The kernel holds back completions until a dispatch makes room for them.
+                self.dispatch()
+            else:
+                self._dispatch_only(NULL)
         if self.run_waits_count:
             self._await_workers()
         while uring_has_overflow(&self.u) and tries < 2 * CANCEL_ROUNDS_MAX:
@@ -858,16 +864,22 @@ cdef class Ring:
         cdef unsigned int expected = 0
         cdef int idle = 0
         cdef bint by_worker = False
+        cdef int generation = self.generation
+        cdef int res
         if self.u.life != URING_ENABLED:
             return 0
         self.memory_pinned = self.u.threaded
-        if uring_submit(&self.u) < 0:
+        res = uring_submit(&self.u)
+        if res < 0 and not may_try_again(res):
             return 0
         self._confirm()
         op = self.in_flight.next
         while op != &self.in_flight:
             if not op.policy & NEVER_CANCELLED:
                 self.cancel(op)
+            if self.generation != generation:
+                # A cancel found the queue full, and the ring was replaced: the list is another.
+                return self.drain()
             by_worker = by_worker or op.policy & WORKER_OWNS_MEMORY != 0
             expected += 1
             op = op.next
