@@ -42,7 +42,6 @@ cdef class Listener(ListeningSocket):
     cdef StreamTransport new_transport(
         self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol)
     cdef LocalEnd local_end(self, int fd)
-    cdef int close_connection(self, int fd, StreamTransport transport) except -1
     cdef int pause_accepting(self, int res) except -1
     cdef int cancel_retry(self) except -1
     cdef int report(self, object exc, str message) except -1

@@ -111,7 +111,7 @@ cdef class Listener(ListeningSocket):
         if not self.accepts() or self.poll_op.in_flight:
             return
         # The ring polls if the kernel does not let the loop sleep at epoll.
-        if not self.shared or not self.share() or not self.loop.sleeper.exclusive:
+        if not self.shared or not self.share() or not self.loop.sleeper.is_exclusive():
             self.submit_poll()
 
     def close(self):
@@ -161,7 +161,7 @@ cdef class Listener(ListeningSocket):
 
     cdef bint is_alone(self) except -1:
         """Return whether this process sleeps in its ring, as no other accepts from the socket."""
-        return (not self.loop.sleeper.exclusive
+        return (not self.loop.sleeper.is_exclusive()
                 and not self.shared_listeners().others_accept())
 
     cdef int poll_ended(self, int res) except -1:
@@ -180,7 +180,7 @@ cdef class Listener(ListeningSocket):
         self.start()
         if not self.shared or self.is_alone():
             self.accept_waiting(ACCEPTS_MAX)
-        elif not self.loop.sleeper.exclusive:
+        elif not self.loop.sleeper.is_exclusive():
             # The poll does not report again what waited when it completed.
             self.accept_waiting(1)
         return 0
@@ -212,7 +212,7 @@ cdef class Listener(ListeningSocket):
                 else:
                     more = self.accept_failed(res)
         finally:
-            if self.accepts() and self.shared and self.loop.sleeper.exclusive:
+            if self.accepts() and self.shared and self.loop.sleeper.is_exclusive():
                 if most < before:
                     self.shared_listeners().requeue(self)
                 res = self.shared_listeners().keep_spare()
@@ -254,7 +254,7 @@ cdef class Listener(ListeningSocket):
         self.failures += 1
         if res in CONNECTION_ERRORS and self.failures < ACCEPTS_MAX:
             return True
-        if ((res == -EMFILE or res == -ENFILE) and self.shared and self.loop.sleeper.exclusive
+        if ((res == -EMFILE or res == -ENFILE) and self.shared and self.loop.sleeper.is_exclusive()
                 and self.shared_listeners().use_spare()):
             return True
         if res in LASTING_ERRORS:
@@ -307,7 +307,12 @@ cdef class Listener(ListeningSocket):
             self.connections.attach(transport)
             transport.begin(None)
         except BaseException as exc:
-            self.close_connection(fd if sock is None else sock.detach(), transport)
+            if transport is not None:
+                transport.release()
+            elif sock is None:
+                close_socket(fd)
+            else:
+                sock.close()
             if isinstance(exc, (KeyboardInterrupt, SystemExit)):
                 raise
             if self.loop.in_debug_mode():
@@ -333,7 +338,7 @@ cdef class Listener(ListeningSocket):
         try:
             return new_stream(self.loop, sock, protocol, None)
         except BaseException:
-            # `close_connection` closes the descriptor.
+            # The caller closes the descriptor.
             sock.detach()
             raise
 
@@ -348,13 +353,6 @@ cdef class Listener(ListeningSocket):
         if not self.newest_end.is_named(&name, size):
             self.newest_end = self.newest_end.with_name(&name, size)
         return self.newest_end
-
-    cdef int close_connection(self, int fd, StreamTransport transport) except -1:
-        """Close a connection whose protocol could not be created."""
-        if transport is None:
-            close_socket(fd)
-            return 0
-        return transport.release()
 
     cdef int pause_accepting(self, int res) except -1:
         """Stop accepting for ACCEPT_RETRY_DELAY seconds; connections wait in the backlog."""

@@ -17,7 +17,7 @@ cdef class ListeningSocket(TurnUser):
     cdef int fd
     cdef object inode           # of the socket: the same in all processes that have it
     cdef Operation poll_op      # multishot
-    cdef bint shared            # SharedListeners have it
+    cdef bint shared            # while it accepts, SharedListeners wait for its connections
     cdef unsigned int forks     # of this process, at the newest call of is_shared_by_now()
     cdef int64_t checked_ns     # when is_shared_by_now() last looked for other processes
 

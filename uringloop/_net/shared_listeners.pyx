@@ -136,9 +136,10 @@ cdef class SharedListeners(EpollUser):
     cdef bint wait_at_epoll(self) except -1:
         """Wait at the epoll instance again; return False if the kernel refuses."""
         cdef ListeningSocket listener
-        if self.sleeper.exclusive:
+        if self.sleeper.is_exclusive():
             return True
-        if not self.sleeper.enter_exclusive():
+        # The poll of a listener that was just removed may end behind the last one.
+        if not self.listeners or not self.sleeper.enter_exclusive():
             return False
         self.full_turns = 0
         for listener in list(self.listeners.values()):
@@ -149,9 +150,7 @@ cdef class SharedListeners(EpollUser):
     cdef int on_place(self) except -1:
         """Poll in the ring when the loop sleeps there, because this process is busy or alone."""
         cdef ListeningSocket listener
-        if not self.sleeper.exclusive:
-            return 0
-        self.sleeper.leave_exclusive()
+        assert not self.sleeper.is_at_epoll()
         for listener in list(self.listeners.values()):
             self.leave_queue(listener)
             try:

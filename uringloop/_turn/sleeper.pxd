@@ -18,8 +18,9 @@ cdef enum:
 # Where the loop sleeps; the drawing is in sleeper.pyx.
 cdef enum Place:
     IN_RING             # the ring waits for everything
-    AT_EPOLL            # the loop sleeps in epoll_wait(2) at its epoll instance
     ALWAYS_IN_RING      # the kernel has refused what AT_EPOLL needs
+    AT_EPOLL            # the loop sleeps in epoll_wait(2) at its epoll instance
+    AT_EPOLL_EXCLUSIVE  # the instance also has the listening sockets; the ring does not poll them
 
 
 cdef class EpollUser:
@@ -41,7 +42,6 @@ cdef class Sleeper:
     cdef EpollUser listeners    # the shared listening sockets; None before the first
     cdef int watching           # the program watches descriptors; any thread may set it
     cdef bint unarmed           # IN_RING: before the next sleep the watchers have to arm a request
-    cdef bint exclusive         # the listening sockets are in the instance, not polled by the ring
     cdef epoll_event[EVENTS_MAX] events     # of watched descriptors, not delivered yet
     cdef int found              # their number
     cdef int error              # -errno of an epoll_wait(2), not delivered yet; else 0
@@ -57,6 +57,12 @@ cdef class Sleeper:
     cdef int64_t search_interval_ns     # between two of these calls, and so the longest sleep
 
     cdef int close_epoll(self) except -1
+
+    cdef inline bint is_at_epoll(self) noexcept:
+        return self.place >= AT_EPOLL
+
+    cdef inline bint is_exclusive(self) noexcept:
+        return self.place == AT_EPOLL_EXCLUSIVE
 
     cdef inline int set_watchers(self, EpollUser watchers) except -1:
         assert self.watchers is None
@@ -74,12 +80,11 @@ cdef class Sleeper:
 
     cdef inline void request_arm(self) noexcept:
         """Have the watchers arm their request before the next sleep, if that is in the ring."""
-        self.unarmed = self.place != AT_EPOLL
+        self.unarmed = not self.is_at_epoll()
 
     cdef bint note_events(self) except -1
     cdef bint go_to_epoll(self, int credit) except -1
     cdef bint enter_exclusive(self) except -1
-    cdef int leave_exclusive(self) except -1
     cdef int go_to_ring(self) except -1
     cdef int forbid_epoll(self) except -1
     cdef int renew(self) except -1
@@ -89,20 +94,20 @@ cdef class Sleeper:
         """Submit what is prepared, and sleep."""
         if self.unarmed:
             self._arm()
-        return self._sleep(timeout_ns) if self.place == AT_EPOLL else self.ring.wait(timeout_ns)
+        return self._sleep(timeout_ns) if self.is_at_epoll() else self.ring.wait(timeout_ns)
 
     cdef inline int submit(self) except -1:
         """Submit what is prepared, and fetch what is there, in a turn without a sleep."""
         if self.unarmed:
             self._arm()
-        if self.place == AT_EPOLL:
+        if self.is_at_epoll():
             return self._look()
         return self.ring.submit() if self.ring.needs_enter() else 0
 
     cdef inline int look_again(self) except -1:
         """Fetch events as a run begins: those of the run before may not be true any more."""
         self.looked_ns = 0
-        return self._look() if self.place == AT_EPOLL else 0
+        return self._look() if self.is_at_epoll() else 0
 
     cdef inline int deliver(self) except -1:
         """Call the users of the instance for the events that were fetched."""

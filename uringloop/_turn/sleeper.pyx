@@ -12,15 +12,18 @@ epoll instance, of which each loop has one:
   EPOLLEXCLUSIVE an instance passes a wake-up on unless a thread sleeps in epoll_wait(2) at that
   moment (4.5, ep_poll_callback in fs/eventpoll.c).
 
-    IN_RING ──go_to_epoll()──> AT_EPOLL ──go_to_ring()──> IN_RING
-       └───────────────────────────┴──the kernel refuses what AT_EPOLL needs──> ALWAYS_IN_RING
+    IN_RING ──go_to_epoll()──> AT_EPOLL ──enter_exclusive()──> AT_EPOLL_EXCLUSIVE
+       ^                          │                                │
+       └───────go_to_ring()───────┴────────────────────────────────┘
+    IN_RING ──forbid_epoll(), or the kernel refuses what AT_EPOLL needs──> ALWAYS_IN_RING
 
-While the loop is AT_EPOLL, the instance also has the descriptor by which the ring ends a sleep
+While the loop sleeps at the instance, this also has the descriptor by which the ring ends a sleep
 (at_epoll.h), and the waker of other threads: the kernel's ring does not write to its eventfd from
-within a write to another eventfd (6.18 writes once, and then no more). While the loop is
-IN_RING, the instance has the watched descriptors only, and the ring polls the listening sockets.
+within a write to another eventfd (6.18 writes once, and then no more). AT_EPOLL_EXCLUSIVE, it has
+the listening sockets, too, which the ring polls otherwise. While the loop is IN_RING, the instance
+has the watched descriptors only.
 
-A loop goes to AT_EPOLL when the ring has brought nothing but events of watched descriptors for
+A loop goes to the instance when the ring has brought nothing but events of watched descriptors for
 `needed` turns in a row, or when another process accepts from one of its sockets. It stays while it
 has credit:
 
@@ -192,13 +195,13 @@ cdef class Sleeper:
     cdef bint go_to_epoll(self, int credit) except -1:
         """Sleep in epoll_wait(2) from now on; return False if the kernel does not permit it."""
         cdef int res
-        if self.place == AT_EPOLL:
+        if self.is_at_epoll():
             self._raise_credit(credit)
             return True
         self.events_only = 0
         if self.place == ALWAYS_IN_RING or self.ring.must_fall_back():
             return False
-        assert not self.exclusive
+        assert self.place == IN_RING
         res = self.ring.join_epoll(self.epoll_fd, WAKE)
         if res >= 0:
             res = self._add_waker()
@@ -223,17 +226,8 @@ cdef class Sleeper:
         if not self.go_to_epoll(CONNECTION_CREDIT):
             return False
         assert self.place == AT_EPOLL and self.listeners is not None
-        self.exclusive = True
+        self.place = AT_EPOLL_EXCLUSIVE
         return True
-
-    cdef int leave_exclusive(self) except -1:
-        """Note that the ring polls the listening sockets from now on.
-
-        The caller removes them from the instance.
-        """
-        assert self.place != AT_EPOLL
-        self.exclusive = False
-        return 0
 
     cdef int _add_waker(self) noexcept:
         cdef epoll_event event
@@ -246,7 +240,8 @@ cdef class Sleeper:
     cdef int go_to_ring(self) except -1:
         """Sleep in the ring from now on."""
         cdef epoll_event event
-        if self.place != AT_EPOLL:
+        cdef bint had_listeners = self.is_exclusive()
+        if not self.is_at_epoll():
             return 0
         self.place = IN_RING
         self._drop_events()
@@ -258,20 +253,20 @@ cdef class Sleeper:
             self.ring.leave_epoll(self.epoll_fd)
             if self.watchers is not None:
                 self.watchers.on_place()
-            if self.listeners is not None:
+            if had_listeners:
                 self.listeners.on_place()
         return 0
 
     cdef int forbid_epoll(self) except -1:
         """Sleep in the ring from now on, for good."""
         self.go_to_ring()
-        assert self.place != AT_EPOLL and not self._has_events()
+        assert not self.is_at_epoll() and not self._has_events()
         self.place = ALWAYS_IN_RING
         return 0
 
     cdef int _give_up(self) except -1:
         """Go back to the ring, for longer each time."""
-        if not self.exclusive and self.needed != NEVER:
+        if not self.is_exclusive() and self.needed != NEVER:
             self.needed = min(2 * self.needed, TURNS_MAX)
         return self.go_to_ring()
 
@@ -297,7 +292,7 @@ cdef class Sleeper:
 
     cdef int64_t _longest_ns(self) noexcept:
         """Return how long a sleep may be at most, or 0 for no limit."""
-        if self.exclusive:
+        if self.is_exclusive():
             return self.search_interval_ns
         return SLEEP_MAX_NS if self.ring.count else 0
 
@@ -307,7 +302,7 @@ cdef class Sleeper:
         cdef bint is_stale = self.ring.has_task_work()
         cdef bint by_ring = False
         cdef int64_t longest = self._longest_ns()
-        cdef bint limited = longest and (timeout_ns == URING_FOREVER or timeout_ns > longest)
+        cdef bint limited
         cdef int64_t began, now
         if self.ring.spin(&timeout_ns):
             # The turn does not sleep, and the spinning has looked at the ring only.
@@ -318,6 +313,7 @@ cdef class Sleeper:
             self.ring.submit()
         if self._ring_changes():
             return self.go_to_ring()
+        limited = longest and (timeout_ns == URING_FOREVER or timeout_ns > longest)
         if self.ring.has_completions():
             by_ring = True
             timeout_ns = 0
@@ -337,22 +333,22 @@ cdef class Sleeper:
             self._pay_for_ring()
         elif self.found:
             self._raise_credit(min(self.credit + SLEEP_GAIN, CREDIT_MAX))
-        elif limited and not self.exclusive and not self.error:
+        elif limited and not self.is_exclusive() and not self.error:
             return self.go_to_ring()
         if self.credit <= 0:
             # epoll reports the fetched events again.
             return self._give_up()
-        return self._search(now) if self.exclusive else 0
+        return self._search(now) if self.is_exclusive() else 0
 
     cdef void _pay_for_ring(self) noexcept:
         """Change the credit by a sleep that the ring has ended."""
-        if not self.exclusive or self.slept_ns < SHORT_SLEEP_NS:
+        if not self.is_exclusive() or self.slept_ns < SHORT_SLEEP_NS:
             self.credit -= RING_COST
         else:
             self._raise_credit(CONNECTION_CREDIT)
 
     cdef int _look(self) except -1:
-        cdef int64_t now = uring_clock_ns() if self.exclusive else 0
+        cdef int64_t now = uring_clock_ns() if self.is_exclusive() else 0
         cdef bint looks = load_int(&self.watching) or now - self.looked_ns >= LOOK_EVERY_NS
         self.slept_ns = 0
         self.search_interval_ns = SEARCH_INTERVAL_NS
@@ -371,7 +367,7 @@ cdef class Sleeper:
             self.credit -= LOOK_COST
             if self.credit <= 0:
                 return self._give_up()
-        return self._search(now) if self.exclusive else 0
+        return self._search(now) if self.is_exclusive() else 0
 
     cdef int _search(self, int64_t now) except -1:
         """Let the listening sockets search for connections, if that is due."""
@@ -395,7 +391,7 @@ cdef class Sleeper:
             self.watchers.on_error(error)
         elif found:
             self.watchers.on_ready(self.events, found)
-        if connection.events and self.exclusive:
+        if connection.events and self.is_exclusive():
             self.listeners.on_ready(&connection, 1)
         return 0
 

@@ -7,7 +7,7 @@ from uringloop._kernel.epoll cimport epoll_event
 from uringloop._ring.ring cimport Operation
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle
-from uringloop._turn.sleeper cimport AT_EPOLL, EVENTS_MAX, EpollUser
+from uringloop._turn.sleeper cimport EVENTS_MAX, EpollUser
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -46,7 +46,7 @@ cdef class Watchers(EpollUser):
     cdef int wait_failed(self, int res) except -1
     cdef int retry_later(self, int res) except -1
     cdef inline bint waits_in_ring(self) noexcept:
-        return self.loop.sleeper.place != AT_EPOLL
+        return not self.loop.sleeper.is_at_epoll()
 
     cdef int wait_again(self) except -1
     cdef int due_handles(self, epoll_event *events, int count, PyObject **due) noexcept

@@ -32,7 +32,7 @@ from uringloop._kernel.epoll cimport (
     epoll_event,
     uring_epoll_wait,
 )
-from uringloop._kernel.errors cimport ECANCELED, EEXIST, errno, os_error
+from uringloop._kernel.errors cimport EBADF, ECANCELED, EEXIST, EINVAL, errno, os_error
 from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport POLLIN, close
 from uringloop._kernel.sockets cimport io_uring_prep_poll_add, uring_prep_epoll_wait
@@ -40,13 +40,7 @@ from uringloop._ring.features cimport EPOLL_WAIT
 from uringloop._ring.ring cimport BACKGROUND, Operation, operation_init
 from uringloop._turn.fd_table cimport FdTable
 from uringloop._turn.handles cimport Handle
-from uringloop._turn.sleeper cimport (
-    AT_EPOLL,
-    CREDIT_MAX,
-    EVENTS_MAX,
-    EpollUser,
-    Sleeper,
-)
+from uringloop._turn.sleeper cimport CREDIT_MAX, EVENTS_MAX, EpollUser, Sleeper
 from uringloop._turn.turn cimport LoopCore, runs_here, try_to_claim, unclaim
 
 
@@ -291,10 +285,12 @@ cdef class Watchers(EpollUser):
     cdef int wait_failed(self, int res) except -1:
         """Wait at a new instance, since other code may have closed this one; or wait later."""
         cdef Sleeper sleeper = self.loop.sleeper
+        cdef bint is_foreign = res == -EBADF or res == -EINVAL
         self.failures += 1
         if self.failures == 1:
-            return self.replace_instance()
-        if sleeper.place == AT_EPOLL:
+            # After another error the descriptor is still that of the loop's instance.
+            return self.replace_instance() if is_foreign else self.renew()
+        if sleeper.is_at_epoll():
             sleeper.forbid_epoll()
         return self.retry_later(res)
 
@@ -347,7 +343,7 @@ cdef class Watchers(EpollUser):
         if self.waits_in_ring():
             if sleeper.note_events() and not self.wait_op.in_flight and self.watched:
                 sleeper.go_to_epoll(CREDIT_MAX)
-        elif not self.watched and not sleeper.exclusive:
+        elif not self.watched and not sleeper.is_exclusive():
             sleeper.go_to_ring()
         sleeper.request_arm()
         return 0
