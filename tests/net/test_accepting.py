@@ -12,7 +12,9 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -434,6 +436,36 @@ async def test_a_protocol_without_connection_made_ends_the_connection(loop: urin
         assert await loop.sock_recv(client, 1) == b""
     await close_server(server)
     assert loop._operations_in_flight == 0
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+@on_loop
+async def test_a_protocol_that_refuses_a_look_at_it_ends_the_connection_once(
+    loop: uringloop.Loop, kind: str, tmp_path: Path
+) -> None:
+    class Refusing(asyncio.BaseProtocol):
+        @property
+        def data_received(self) -> None:
+            raise RuntimeError("refused")
+
+    loop.set_debug(True)
+    handler_calls = record_handler_calls(loop)
+    path = str(tmp_path / "socket")
+    if kind == "tcp":
+        server = await loop.create_server(Refusing, LOCALHOST, 0)
+    else:
+        server = await loop.create_unix_server(Refusing, path)
+    client = socket.socket(server.sockets[0].family)
+    # A transport that closes its descriptor when it is freed warns; the loop closes it, too.
+    with client, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client.connect(server.sockets[0].getsockname())
+        await until(lambda: len(handler_calls) == 1)
+        assert isinstance(handler_calls[0]["exception"], RuntimeError)
+        client.setblocking(False)
+        assert await loop.sock_recv(client, 1) == b""
+    assert caught == []
+    await close_server(server)
 
 
 @on_loop

@@ -31,6 +31,7 @@ from support.roles import (
     until,
 )
 from support.sockets import tcp_pair, unix_pair
+from support.software_ring import room_for
 from support.tls_contexts import Contexts
 
 import uringloop
@@ -431,6 +432,20 @@ async def test_detach_refuses_unsent_data_and_closed_transports(loop: uringloop.
         await abort_and_wait(transport)
         with pytest.raises(RuntimeError, match=r"^the transport is closing$"):
             transport.detach()  # type: ignore[attr-defined]
+
+
+@on_loop
+async def test_detach_without_a_free_descriptor_changes_nothing(loop: uringloop.Loop) -> None:
+    protocol = Collector(loop)
+    transport, peer = await connected(loop, protocol, tcp_pair)
+    with peer:
+        await warm(peer, protocol, 9)
+        with room_for(0), pytest.raises(OSError, match="Too many open files"):
+            transport.detach()  # type: ignore[attr-defined]
+        assert transport.is_reading()
+        peer.send(b"more")
+        await until(lambda: protocol.data.endswith(b"more"))
+        await abort_and_wait(transport)
 
 
 @on_loop

@@ -48,6 +48,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int recv_bytes(self, int *left) except? -1
     cdef int recv_into_buffer(self, int *left) except? -1
     cdef int end_reading(self, object item) except -1
+    cdef bytes take_unread(self)
 
 
 cdef StreamTransport new_stream(object loop, object sock, object protocol, object peername)

@@ -581,10 +581,9 @@ cdef class StreamTransport(WriteTransport):
 
         The caller owns the socket, a duplicate, in non-blocking mode: the connection goes on there.
         For this transport it has ended: connection_lost(None) is called in the next turn. Raises
-        RuntimeError if the transport is closing, or if written bytes are not sent yet, and the
-        connection's error if it has broken.
+        RuntimeError if the transport is closing, or if written bytes are not sent yet, OSError if no
+        descriptor is free, and the connection's error if it has broken.
         """
-        cdef object last = None
         self.loop.check_owner()
         if self.life >= BROKEN:
             raise RuntimeError("the transport is closing")
@@ -596,6 +595,22 @@ cdef class StreamTransport(WriteTransport):
         if self.life >= BROKEN:
             # The send above has failed, and ended the connection.
             raise self.send_error or RuntimeError("the transport is closing")
+        # This comes first: it fails if no descriptor is free, and then nothing has changed.
+        sock = self.need_socket().dup()
+        try:
+            data = self.take_unread()
+        except BaseException:
+            sock.close()
+            raise
+        self.force_close(None)
+        return sock, data
+
+    cdef bytes take_unread(self):
+        """Stop receiving for good, and return the bytes that the protocol has not got yet.
+
+        If the connection has broken, end it and raise its error.
+        """
+        cdef object last = None
         store_int(&self.paused, True)
         self.return_to_polls()
         # What the receive has taken by now goes to the stash.
@@ -606,10 +621,7 @@ cdef class StreamTransport(WriteTransport):
             self.fatal_error(last, READ_FAILED)
             raise last
         # Drop an EOF: the duplicate socket reports it again.
-        data = b"".join([item for item in self.stash or () if item is not EOF])
-        sock = self.need_socket().dup()
-        self.force_close(None)
-        return sock, data
+        return b"".join([item for item in self.stash or () if item is not EOF])
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -698,14 +710,16 @@ cdef class StreamTransport(WriteTransport):
 
 
 cdef StreamTransport new_stream(object loop, object sock, object protocol, object peername):
-    """Return a transport of a connected, non-blocking socket, which it owns from now on."""
+    """Return a transport of a connected, non-blocking socket; it owns *sock* when this returns."""
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
-    transport.adopt(loop, sock, socket_extra(sock, peername))
+    cdef dict extra = socket_extra(sock, peername)
     transport.use_protocol(protocol)
-    if family_of(sock) == AF_UNIX and not transport.loop.ring.uses(UNIX_MULTISHOT):
-        transport.polls_left = ALWAYS_POLLED
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # This comes last: whatever raises leaves the socket to the caller.
+    transport.adopt(loop, sock, extra)
+    if family_of(sock) == AF_UNIX and not transport.loop.ring.uses(UNIX_MULTISHOT):
+        transport.polls_left = ALWAYS_POLLED
     return transport
 
 
