@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import asyncio.subprocess
 import contextlib
+import ctypes
 import errno
 import gc
 import logging
@@ -111,19 +112,53 @@ async def test_a_signal_to_a_child_that_other_code_has_reaped_does_not_change_it
     assert await process.wait() == 7
 
 
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "over a handler of the loop"])
 @knows_ends
 def test_a_handler_of_the_signal_module_that_reaps_all_children_takes_no_exit_code(
-    loop: uringloop.Loop,
+    loop: uringloop.Loop, added: bool
 ) -> None:
     async def codes() -> list[int]:
         starts = [asyncio.create_subprocess_shell(f"exit {code}") for code in range(1, 11)]
         return [await process.wait() for process in await asyncio.gather(*starts)]
 
+    if added:
+        loop.add_signal_handler(signal.SIGCHLD, lambda: None)
     before = signal.signal(signal.SIGCHLD, lambda number, frame: reap_all())
     try:
         assert loop.run_until_complete(codes()) == list(range(1, 11))
     finally:
         signal.signal(signal.SIGCHLD, before)
+
+
+SA_RESTART = 0x10000000
+
+
+class SignalAction(ctypes.Structure):
+    """The C library's struct sigaction, of glibc and musl on x86-64 and AArch64."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+def restarts_system_calls(number: int) -> bool:
+    """Return whether the kernel restarts a system call that the signal has interrupted."""
+    action = SignalAction()
+    assert ctypes.CDLL(None).sigaction(number, None, ctypes.byref(action)) == 0
+    return bool(action.flags & SA_RESTART)
+
+
+def test_starting_a_child_leaves_sigchld_as_add_signal_handler_has_set_it(each_loop: Loop) -> None:
+    each_loop.add_signal_handler(signal.SIGCHLD, lambda: None)
+    handler = signal.getsignal(signal.SIGCHLD)
+    assert restarts_system_calls(signal.SIGCHLD)
+    assert each_loop.run_until_complete(output("exit 3")) == (b"", 3)
+    assert signal.getsignal(signal.SIGCHLD) is handler
+    assert restarts_system_calls(signal.SIGCHLD)
+    each_loop.remove_signal_handler(signal.SIGCHLD)
 
 
 # ── traced children ───────────────────────────────────────────────────────────────────────

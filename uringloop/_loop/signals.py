@@ -103,6 +103,10 @@ class SignalState:
         if self._pair is not None and current not in (self._pair[1], fd):
             signal.set_wakeup_fd(current)
 
+    def is_placeholder(self, handler: object) -> bool:
+        """Return whether *handler*, one of the signal module's, was set by add_signal_handler()."""
+        return handler is _ignore
+
     def close(self) -> None:
         if self._pair is not None:
             _wakeup_fds.discard(self._pair[1])

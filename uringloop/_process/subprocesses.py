@@ -189,14 +189,21 @@ class Child:
 
 
 @contextlib.contextmanager
-def sigchld_deferred() -> Iterator[None]:
+def sigchld_deferred(loop: Loop) -> Iterator[None]:
     """Call the signal module's handler of SIGCHLD after the block, in which a child starts.
 
     A handler that reaps every child could take one before it has a pidfd: nothing would then know
-    its exit code. In a thread other than the main thread the handler cannot be deferred.
+    its exit code. In a thread other than the main thread the handler cannot be deferred. That of
+    add_signal_handler() is not replaced: it runs in a turn, not here, and signal.signal() would
+    clear the SA_RESTART of add_signal_handler(). The SA_RESTART that a program has set for a
+    handler of its own is lost, as Python cannot read it.
     """
     handler = signal.getsignal(signal.SIGCHLD)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+    if (
+        not callable(handler)
+        or loop._signals.is_placeholder(handler)
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
     arrived: list[tuple[int, FrameType | None]] = []
@@ -271,7 +278,7 @@ class SubprocessTransport(BaseSubprocessTransport):
         self, args: Any, shell: bool, stdin: Any, stdout: Any, stderr: Any, bufsize: int, **kw: Any
     ) -> None:
         self._reaped: asyncio.Future[None] = self._loop.create_future()
-        with sigchld_deferred():
+        with sigchld_deferred(self._loop):
             self._proc = subprocess.Popen(
                 args,
                 shell=shell,
