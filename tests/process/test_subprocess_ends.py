@@ -161,6 +161,67 @@ def test_starting_a_child_leaves_sigchld_as_add_signal_handler_has_set_it(each_l
     each_loop.remove_signal_handler(signal.SIGCHLD)
 
 
+# The compiled modules load in the first interpreter that imports them, which here is the second.
+SECOND_INTERPRETER = """
+import signal, sys
+signal.signal(signal.SIGCHLD, lambda number, frame: None)
+script = f'''
+import sys
+sys.path[:0] = {sys.path}
+import asyncio
+try:
+    import uringloop
+except ImportError:
+    print("refused")
+else:
+    async def main():
+        process = await asyncio.create_subprocess_shell("exit 3")
+        print("exited with", await process.wait())
+    uringloop.run(main())
+'''
+# Interpreters that share the GIL: others may not start processes.
+if sys.version_info >= (3, 13):
+    import _interpreters as interpreters
+    second = interpreters.create("legacy")
+else:
+    import _xxsubinterpreters as interpreters
+    second = interpreters.create(isolated=False)
+failure = interpreters.run_string(second, script)
+if failure is not None:
+    print(failure.formatted)
+interpreters.destroy(second)
+"""
+
+
+def test_a_child_starts_in_an_interpreter_that_cannot_set_handlers() -> None:
+    done = run_script(SECOND_INTERPRETER)
+    if done.stdout == "refused\n":
+        pytest.skip("this Python loads the compiled modules only in its main interpreter")
+    assert (done.returncode, done.stdout) == (0, "exited with 3\n"), done.stderr
+
+
+def test_an_interrupt_at_the_start_of_a_child_leaves_the_handler_of_sigchld(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handler(number: int, frame: object) -> None: ...
+
+    def set_and_interrupt(number: int, other: Any) -> None:
+        # Python raises KeyboardInterrupt after the call of a C function, such as this one.
+        monkeypatch.setattr(signal, "signal", set_handler)
+        set_handler(number, other)
+        raise KeyboardInterrupt
+
+    set_handler = signal.signal
+    before = signal.signal(signal.SIGCHLD, handler)
+    monkeypatch.setattr(signal, "signal", set_and_interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(output("true"))
+    finally:
+        left = set_handler(signal.SIGCHLD, before)
+    assert left is handler
+
+
 # ── traced children ───────────────────────────────────────────────────────────────────────
 
 # A debugger that seizes a process, says so, and ends at the end of its input.

@@ -207,11 +207,19 @@ def sigchld_deferred(loop: Loop) -> Iterator[None]:
         yield
         return
     arrived: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGCHLD, lambda number, frame: arrived.append((number, frame)))
+
+    def defer(number: int, frame: FrameType | None) -> None:
+        arrived.append((number, frame))
+
     try:
+        # The main thread of a subinterpreter sees the handlers, but cannot set one.
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGCHLD, defer)
         yield
     finally:
-        signal.signal(signal.SIGCHLD, handler)
+        # KeyboardInterrupt may come as soon as the handler is set.
+        if signal.getsignal(signal.SIGCHLD) is defer:
+            signal.signal(signal.SIGCHLD, handler)
         if arrived:
             handler(*arrived[-1])
 
