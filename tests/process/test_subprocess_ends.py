@@ -333,12 +333,37 @@ async def test_without_a_pidfd_a_thread_waits_for_the_exit(
     assert await process.wait() == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("pidfd", [True, False], ids=["pidfd", "thread"])
-def test_closing_the_loop_reaps_killed_children(
-    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, pidfd: bool
+def no_pidfd(pid: int, flags: int = 0) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def pidfd_of_no_use(pid: int, flags: int = 0) -> int:
+    """Return a descriptor that epoll refuses, as it refuses any if it may watch no more."""
+    return os.open(os.devnull, os.O_RDONLY)
+
+
+@on_loop
+async def test_a_thread_waits_for_the_exit_if_epoll_refuses_the_pidfd(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not pidfd:
-        monkeypatch.setattr(os, "pidfd_open", lambda pid, flags=0: os.open("/nowhere", 0))
+    fds = open_fds()
+    monkeypatch.setattr(os, "pidfd_open", pidfd_of_no_use)
+    assert await output("echo hello; exit 5") == (b"hello\n", 5)
+    process = await asyncio.create_subprocess_exec("sleep", FOREVER)
+    process.terminate()
+    assert await process.wait() == -signal.SIGTERM
+    assert not loop._children
+    await until(lambda: open_fds() == fds)
+
+
+WITHOUT_PIDFD = {"no pidfd": no_pidfd, "pidfd of no use": pidfd_of_no_use}
+
+
+@pytest.mark.parametrize("way", ["pidfd", *WITHOUT_PIDFD])
+def test_closing_the_loop_reaps_killed_children(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", WITHOUT_PIDFD.get(way, os.pidfd_open))
     before = children()
     transport = loop.run_until_complete(endless_child(loop))
     transport.close()

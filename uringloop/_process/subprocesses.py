@@ -2,7 +2,7 @@
 
 The checks of arguments and most of the transport are those of the running Python's asyncio. This
 module notices the exit of a child: by its pidfd, which the loop watches as `add_reader` does, or
-without a pidfd by a thread that waits. It uses neither a child watcher nor SIGCHLD, so the loop may
+by a thread that waits if that fails. It uses neither a child watcher nor SIGCHLD, so the loop may
 run in any thread. Every child is reaped, whatever happens to its transport and its loop: by
 the loop while that is open, by `close` if the child was killed, and by a thread if the child
 outlives the loop. The loop's thread never waits for a child, because one that a debugger traces
@@ -77,14 +77,15 @@ class Child:
         self.loop._children.add(self)
         try:
             self.pidfd = os.pidfd_open(self.process.pid)
-        except (OSError, AttributeError):
+            self.loop._signals.before[signal.SIGCHLD] = reap_ended
+            # First, so that close() reaps the child after any other exception.
+            self._waiter = Waiter.LOOP
+            self.loop._watchers.watch(self.pidfd, select.EPOLLIN, self._ended, ())
+        except (OSError, AttributeError, MemoryError):
             # No descriptor is free, a sandbox forbids the call, SIGCHLD is ignored and the child
-            # gone, or Python was built with headers that lack pidfd_open.
+            # gone, or Python was built with headers that lack pidfd_open. Or epoll has no memory,
+            # or watches as many descriptors as the user may have it watch (ENOSPC).
             self._watch_in_thread()
-            return
-        self.loop._signals.before[signal.SIGCHLD] = reap_ended
-        self.loop._watchers.watch(self.pidfd, select.EPOLLIN, self._ended, ())
-        self._waiter = Waiter.LOOP
 
     def _unwatch(self) -> None:
         if self._waiter is Waiter.LOOP:
@@ -183,7 +184,7 @@ class Child:
         self._close_pidfd()
 
     def reap_if_ended(self) -> None:
-        # Without a pidfd the thread that waits schedules _ended().
+        # A thread that waits schedules _ended().
         if self._waiter is Waiter.LOOP and self.reap() is not None:
             self._notify()
 
