@@ -257,11 +257,18 @@ def has_ended(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
+def refuse_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("threads", [True, False], ids=["thread", "no thread"])
 @on_loop
 async def test_the_loop_goes_on_while_a_debugger_keeps_a_child_that_has_ended(
-    loop: uringloop.Loop,
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, threads: bool
 ) -> None:
+    if not threads:
+        monkeypatch.setattr(threading.Thread, "start", refuse_thread)
     process = await asyncio.create_subprocess_exec("sleep", FOREVER)
     waiting = asyncio.ensure_future(process.wait())
     with traced(process.pid):
@@ -359,6 +366,18 @@ async def test_a_thread_waits_for_the_exit_if_epoll_refuses_the_pidfd(
 WITHOUT_PIDFD = {"no pidfd": no_pidfd, "pidfd of no use": pidfd_of_no_use}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WITHOUT_PIDFD)
+@on_loop
+async def test_the_loop_looks_for_the_exit_if_no_thread_can_wait(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(os, "pidfd_open", WITHOUT_PIDFD[way])
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+    assert await output("echo hello; exit 5") == (b"hello\n", 5)
+    assert not loop._children
+
+
 @pytest.mark.parametrize("way", ["pidfd", *WITHOUT_PIDFD])
 def test_closing_the_loop_reaps_killed_children(
     loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, way: str
@@ -397,6 +416,29 @@ def test_a_process_may_outlive_its_loop(loop: uringloop.Loop) -> None:
     os.kill(process.pid, signal.SIGKILL)
     wait_for(lambda: children() == before)
     assert process.returncode is None
+
+
+@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+@pytest.mark.parametrize("way", ["pidfd", *WITHOUT_PIDFD])
+def test_children_may_outlive_a_loop_that_can_start_no_thread(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    before = children()
+    monkeypatch.setattr(os, "pidfd_open", WITHOUT_PIDFD.get(way, os.pidfd_open))
+    monkeypatch.setattr(threading.Thread, "start", refuse_thread)
+    started = [loop.run_until_complete(endless_child(loop)) for _ in range(3)]
+    assert len(children() - before) == 3
+    loop.close()
+    assert not loop._children
+    for transport in started:
+        transport.close()
+    wait_until(lambda: all(map(has_ended, children() - before)))
+    # The subprocess module reaps them when it starts the next child.
+    del started, transport
+    gc.collect()
+    subprocess.run(["true"], check=True)
+    assert children() == before
 
 
 def test_an_unreferenced_transport_warns_and_kills_the_process(loop: uringloop.Loop) -> None:

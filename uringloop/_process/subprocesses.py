@@ -1,12 +1,12 @@
 """Child processes: started by subprocess.Popen, with pipe transports, reaped when a pidfd says so.
 
 The checks of arguments and most of the transport are those of the running Python's asyncio. This
-module notices the exit of a child: by its pidfd, which the loop watches as `add_reader` does, or
-by a thread that waits if that fails. It uses neither a child watcher nor SIGCHLD, so the loop may
-run in any thread. Every child is reaped, whatever happens to its transport and its loop: by
-the loop while that is open, by `close` if the child was killed, and by a thread if the child
-outlives the loop. The loop's thread never waits for a child, because one that a debugger traces
-cannot be reaped as soon as it has ended.
+module notices the exit of a child: by its pidfd, which the loop watches as `add_reader` does; by a
+thread that waits if that fails; and by a timer if no thread can be started. It uses neither a child
+watcher nor SIGCHLD, so the loop may run in any thread. Every child is reaped, whatever happens to
+its transport and its loop: by the loop while that is open, by `close` if the child was killed, and
+by a thread if the child outlives the loop. The loop's thread never waits for a child, because one
+that a debugger traces cannot be reaped as soon as it has ended.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Waiter(enum.Enum):
     NOBODY = 1
     LOOP = 2  # by its pidfd
     THREAD = 3
+    TIMER = 4  # of the loop
 
 
 class Child:
@@ -95,7 +96,16 @@ class Child:
     def _watch_in_thread(self) -> None:
         self._waiter = Waiter.THREAD
         name = f"uringloop-child-{self.process.pid}"
-        threading.Thread(target=self._wait_in_thread, name=name, daemon=True).start()
+        thread = threading.Thread(target=self._wait_in_thread, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # There are too many threads, or the interpreter ends. If the loop is closed, too, the
+            # subprocess module reaps the child: when it starts another one, after the transport
+            # has been freed.
+            self._waiter = Waiter.TIMER
+            if not self.loop.is_closed():
+                self.loop.call_later(watchers.RETRY_DELAY, self._ended)
 
     def _wait_in_thread(self) -> None:
         # Only the loop's thread reaps (WNOWAIT), so that Popen.poll() there still finds the child.
@@ -179,12 +189,12 @@ class Child:
                 poll = select.poll()
                 poll.register(self.pidfd, select.POLLIN)
                 poll.poll(timeout_s * 1000)
-            if self.reap() is None and self._waiter is Waiter.LOOP:
+            if self.reap() is None and self._waiter is not Waiter.THREAD:
                 self._watch_in_thread()
         self._close_pidfd()
 
     def reap_if_ended(self) -> None:
-        # A thread that waits schedules _ended().
+        # A thread that waits schedules _ended(), and so does a timer.
         if self._waiter is Waiter.LOOP and self.reap() is not None:
             self._notify()
 
