@@ -139,8 +139,7 @@ class Child:
             self._notify()
 
     def _notify(self) -> None:
-        """Tell the transport that the child has been reaped."""
-        self._unwatch()
+        """Tell the transport that the child has been reaped, which nobody waits for any more."""
         self._close_pidfd()
         self.loop._children.discard(self)
         assert self.transport is not None
@@ -196,6 +195,7 @@ class Child:
     def reap_if_ended(self) -> None:
         # A thread that waits schedules _ended(), and so does a timer.
         if self._waiter is Waiter.LOOP and self.reap() is not None:
+            self._unwatch()
             self._notify()
 
 
