@@ -161,6 +161,30 @@ def test_starting_a_child_leaves_sigchld_as_add_signal_handler_has_set_it(each_l
     each_loop.remove_signal_handler(signal.SIGCHLD)
 
 
+@on_loop
+async def test_a_handler_of_sigchld_that_raises_at_a_start_leaves_no_process_and_no_pipe(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_after_the_end(pid: int, flags: int = 0) -> int:
+        wait_until(lambda: has_ended(pid))
+        return open_pidfd(pid, flags)
+
+    def fail(number: int, frame: object) -> None:
+        raise ZeroDivisionError
+
+    open_pidfd = os.pidfd_open
+    monkeypatch.setattr(os, "pidfd_open", open_after_the_end)
+    fds, before = open_fds(), children()
+    handler = signal.signal(signal.SIGCHLD, fail)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.create_subprocess_shell("exit 3", stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    await until(lambda: children() == before and not loop._children)
+    await until(lambda: open_fds() == fds)
+
+
 # The compiled modules load in the first interpreter that imports them, which here is the second.
 SECOND_INTERPRETER = """
 import signal, sys

@@ -297,18 +297,25 @@ class SubprocessTransport(BaseSubprocessTransport):
         self, args: Any, shell: bool, stdin: Any, stdout: Any, stderr: Any, bufsize: int, **kw: Any
     ) -> None:
         self._reaped: asyncio.Future[None] = self._loop.create_future()
-        with sigchld_deferred(self._loop):
-            self._proc = subprocess.Popen(
-                args,
-                shell=shell,
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                universal_newlines=False,
-                bufsize=bufsize,
-                **kw,
-            )
-            Child(self._loop, self).watch()
+        try:
+            with sigchld_deferred(self._loop):
+                self._proc = subprocess.Popen(
+                    args,
+                    shell=shell,
+                    stdin=stdin,
+                    stdout=stdout,
+                    stderr=stderr,
+                    universal_newlines=False,
+                    bufsize=bufsize,
+                    **kw,
+                )
+                Child(self._loop, self).watch()
+        except BaseException:
+            # The deferred handler has raised, or KeyboardInterrupt has come. asyncio kills the
+            # child, but knows the pipes only once they are connected.
+            if self._proc is not None:
+                self._close_pipes()
+            raise
 
     async def _connect_pipes(self, waiter: asyncio.Future[None] | None) -> None:
         self._connecting = connecting = self._loop.create_future()
