@@ -457,13 +457,24 @@ class Loop(BaseLoop):
         self, protocol_factory: Callable[[], P], program: Any, *args: Any, **options: Any
     ) -> tuple[asyncio.SubprocessTransport, P]:
         self._check_owner()
-        return await subprocesses.subprocess_exec(self, protocol_factory, program, *args, **options)
+        return await asyncio.BaseEventLoop.subprocess_exec(
+            self,  # type: ignore[arg-type]
+            protocol_factory,
+            program,
+            *args,
+            **options,
+        )
 
     async def subprocess_shell(
         self, protocol_factory: Callable[[], P], cmd: bytes | str, **options: Any
     ) -> tuple[asyncio.SubprocessTransport, P]:
         self._check_owner()
-        return await subprocesses.subprocess_shell(self, protocol_factory, cmd, **options)
+        return await asyncio.BaseEventLoop.subprocess_shell(
+            self,  # type: ignore[arg-type]
+            protocol_factory,
+            cmd,
+            **options,
+        )
 
     # Loop methods that asyncio's own subprocess_exec and subprocess_shell call.
     _log_subprocess = asyncio.BaseEventLoop._log_subprocess  # type: ignore[attr-defined]

@@ -470,9 +470,9 @@ def test_ring_with_a_kernel_thread_raises_an_error_that_names_the_call() -> None
     assert run(SLEEPING, "enter") == ["[Errno 1] Operation not permitted (io_uring_enter)"]
 
 
-# The sandbox closes in the turn after bytes have arrived: they are in receive buffers then, and only
-# the new ring's queue knows in which. One connection is about to receive by the ring: it gives the
-# buffers to the new ring.
+# The sandbox closes in the turn after bytes have arrived: they are in receive buffers then, and
+# only the new ring's queue knows in which. One connection is about to receive by the ring: it gives
+# the buffers to the new ring.
 BUFFERS_IN_USE = (
     PRELUDE
     + """

@@ -176,8 +176,8 @@ MUTANTS = (
     Mutant(
         "a detached socket comes without the bytes that were taken from it",
         "_net/stream_transport.pyx",
-        'data = b"".join([item for item in self.stash or () if item is not EOF])',
-        'data = b""',
+        'return b"".join([item for item in self.stash or () if item is not EOF])',
+        'return b""',
     ),
     Mutant(
         "no receive of datagrams is armed after ENOBUFS",
@@ -486,8 +486,8 @@ MUTANTS = (
     Mutant(
         "EBUSY from io_uring_enter is not retried",
         "_ring/ring.pyx",
-        "res == -EAGAIN or res == -EBUSY:",
-        "res == -EAGAIN:",
+        "res == -EAGAIN or res == -EBUSY\n",
+        "res == -EAGAIN\n",
     ),
 )
 

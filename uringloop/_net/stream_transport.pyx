@@ -581,8 +581,8 @@ cdef class StreamTransport(WriteTransport):
 
         The caller owns the socket, a duplicate, in non-blocking mode: the connection goes on there.
         For this transport it has ended: connection_lost(None) is called in the next turn. Raises
-        RuntimeError if the transport is closing, or if written bytes are not sent yet, OSError if no
-        descriptor is free, and the connection's error if it has broken.
+        RuntimeError if the transport is closing, or if written bytes are not sent yet, OSError if
+        no descriptor is free, and the connection's error if it has broken.
         """
         self.loop.check_owner()
         if self.life >= BROKEN:

@@ -24,16 +24,15 @@ import threading
 import time
 from asyncio.base_subprocess import BaseSubprocessTransport
 from asyncio.log import logger
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any
 
 from uringloop._turn import watchers
 
 if TYPE_CHECKING:
     from uringloop.loop import Loop
 
-P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 # asyncio's exit code for a child that other code in the process has reaped.
 UNKNOWN_EXIT_CODE = 255
@@ -407,26 +406,3 @@ async def make_transport(
         await transport.wait_for_end()
         raise
     return transport
-
-
-async def subprocess_exec(
-    loop: Loop, protocol_factory: Callable[[], P], program: Any, *args: Any, **options: Any
-) -> tuple[asyncio.SubprocessTransport, P]:
-    return await asyncio.BaseEventLoop.subprocess_exec(
-        loop,  # type: ignore[arg-type]
-        protocol_factory,
-        program,
-        *args,
-        **options,
-    )
-
-
-async def subprocess_shell(
-    loop: Loop, protocol_factory: Callable[[], P], cmd: bytes | str, **options: Any
-) -> tuple[asyncio.SubprocessTransport, P]:
-    return await asyncio.BaseEventLoop.subprocess_shell(
-        loop,  # type: ignore[arg-type]
-        protocol_factory,
-        cmd,
-        **options,
-    )

@@ -28,15 +28,16 @@ ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1
 
 
 # The flags that `on_completion` gets when a quiet operation has succeeded without a completion;
-# it must not call Python code then. The kernel's flags never have this value.
+# it must not call a protocol then. The kernel's flags never have this value.
 cdef enum:
     CONFIRMED = 0x80000000
     # Marks the user_data of a quiet operation: the address of an Operation is even.
     QUIET = 1
 
 
-# What the owner sets for an operation before it starts: bits of `policy`. Later, the ring removes
-# RUN_WAITS from an open that takes too long, and corrects its count.
+# What the owner sets for an operation before it starts: bits of `policy`. Of those that change
+# later, HOLDS_DESCRIPTOR has no count; the ring removes RUN_WAITS from an open that takes too long,
+# and corrects its count.
 cdef enum Policy:
     ENDS_WITH_RUN = 1 << 0       # cancelled as a run ends: a send, the poll of a listening socket
     RUN_WAITS = 1 << 1           # a run waits for it, as when a worker uses the program's memory

@@ -856,7 +856,7 @@ cdef class Ring:
         """Cancel all operations and take their completions.
 
         Only then does closing a descriptor take effect: a socket sends its FIN, a port is free.
-        Only the callbacks of operations that open or close a descriptor run. A thread that does not
+        Only the callbacks of operations that have a descriptor to close run. A thread that does not
         own the ring cannot cancel; the kernel ends the operations some milliseconds after the
         ring's end.
         """

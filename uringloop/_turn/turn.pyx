@@ -4,11 +4,11 @@
     run_ready       run the callbacks that were ready when the turn began
     collect         dispatch the completions that were there when the turn began; the enters that
                     fetch completions held back by the kernel also submit what protocols wrote
-    deliver_due     deliver what transports have left for this turn
+    deliver_due     deliver what transports have kept for this turn
     sleeper.deliver run the callbacks for events that a sleep at epoll has brought
     run_due         run the timers that were due when the turn began
-    flush_all       submit one send for each transport that wrote
-    submit_and_wait hand everything to the kernel in one call, and sleep if nothing is ready
+    flush_all       one send for each transport that wrote
+    submit_and_wait submit everything in one enter, and sleep if nothing is ready
 
 That is asyncio's order: callbacks, completions, timers. What these cause runs in the next turn.
 
