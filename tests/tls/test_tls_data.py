@@ -539,7 +539,7 @@ async def test_writes_before_an_abort_reach_the_peer(
 
     left = Refusing(each_loop)
     async with tls_stream(each_loop, left, contexts) as (transport, peer):
-        below = transport._ssl_protocol._transport
+        below = transport._ssl_protocol._transport  # type: ignore[attr-defined]
         each_loop.set_exception_handler(lambda _, context: None)
         await peer.send(b"?")
         await left.lost
