@@ -88,14 +88,14 @@ MUTANTS = (
     Mutant(
         "the end that a poll reports does not lead back to polls",
         "_net/stream_transport.pyx",
-        "            self.polls_left = ALWAYS_POLLED\n            return self.return_to_polls()\n",
+        "            self.may_multishot = False\n            return self.return_to_polls()\n",
         "            return 0\n",
     ),
     Mutant(
         "a connection whose multishot receive is stopped does not go back to polls",
-        "_net/stream_transport.pyx",
-        "        if self.polls_left != ALWAYS_POLLED:\n            self.polls_left = POLLS_FIRST\n",
-        "",
+        "_transport/read_transport.pyx",
+        "        self.polls_left = POLLS_FIRST\n        return self.cancel_multishot()\n",
+        "        return self.cancel_multishot()\n",
     ),
     Mutant(
         "a pause does not cancel the receive",

@@ -379,6 +379,19 @@ async def test_rearmed_receives_are_counted(loop: uringloop.Loop) -> None:
 
 
 @on_loop
+async def test_polls_of_a_pipe_that_follow_the_first_are_counted(loop: uringloop.Loop) -> None:
+    source, sink = a_pipe()
+    async with reading(loop, source) as reader:
+        before = loop.stats()["rearms"]
+        for count in range(1, 4):
+            sink.write(b"x")
+            await reader.received(count)
+            await turns()
+            assert loop.stats()["rearms"] == before + count
+    sink.close()
+
+
+@on_loop
 async def test_operations_in_flight_return_to_zero(loop: uringloop.Loop) -> None:
     await turns(3)
     assert loop.stats()["operations"] == 0

@@ -7,11 +7,6 @@ from uringloop._transport.flow_control cimport FlowControl
 
 
 cdef class DatagramTransport(FlowControl):
-    # receiving
-    cdef bint polled            # recv_op is always a poll, and a system call receives
-    cdef int polls_left         # polls before a multishot receive
-    cdef bint was_armed         # a receive has been armed, so the next one is a re-arm
-
     # sending
     cdef Operation room_op      # a poll: waits until the socket has room
     cdef bint connected         # the socket has a peer: send(2), not sendto(2)
@@ -21,7 +16,6 @@ cdef class DatagramTransport(FlowControl):
     cdef object queue           # deque of (bytes, address) that the socket did not take
     cdef Py_ssize_t queue_size  # bytes in it, with what asyncio counts for headers
 
-    cdef bint prepare_pool(self) except -1
     cdef bint is_replaced(self) except -1
     cdef int deliver_buffer(self, int size, unsigned int flags) except -1
     cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1

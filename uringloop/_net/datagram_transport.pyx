@@ -54,7 +54,7 @@ from uringloop._ring.buffers cimport DATAGRAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV
 from uringloop._ring.ring cimport Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
-from uringloop._transport.read_transport cimport ENDED, IDLE, MULTISHOT, POLLS_FIRST, POLL_ONCE
+from uringloop._transport.read_transport cimport ENDED, IDLE, MULTISHOT, POLL_ONCE, Receiving
 from uringloop._transport.transport cimport (
     CLOSING,
     ENDING,
@@ -110,16 +110,21 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int submit_recv(self) except -1:
         cdef io_uring_sqe *sqe
-        if not self.polled and not self.polls_left and not self.prepare_pool():
-            return 0
-        count_total(&self.loop.counters.rearms, self.was_armed)
-        self.was_armed = True
+        cdef Receiving mode = POLL_ONCE
+        if self.may_multishot and self.polls_left == 0:
+            try:
+                if not self.loop.datagram_pool.prepare():
+                    return self.starve()
+                mode = MULTISHOT
+            except OSError:
+                # The system has no memory for the buffers.
+                self.may_multishot = False
         sqe = self.loop.ring.submission()
-        if self.polled or self.polls_left > 0:
+        if mode == MULTISHOT:
+            uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP)
+        else:
             io_uring_prep_poll_add(sqe, self.fd, POLLIN)
-            return self.arm(sqe, POLL_ONCE)
-        uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP)
-        return self.arm(sqe, MULTISHOT)
+        return self.arm(sqe, mode)
 
     cdef bint is_merging(self) except -1:
         """Return whether the program has asked the kernel to merge the datagrams of a sender."""
@@ -127,21 +132,6 @@ cdef class DatagramTransport(FlowControl):
             return self.sock.getsockopt(socket.IPPROTO_UDP, UDP_GRO) != 0
         except OSError:
             return False
-
-    cdef bint prepare_pool(self) except -1:
-        """Prepare the pool, or poll from now on if there is no memory; return False if starved."""
-        try:
-            if self.loop.datagram_pool.prepare():
-                return True
-        except OSError:
-            self.polled = True
-            return True
-        self.starve()
-        return False
-
-    cdef int return_to_polls(self) except -1:
-        self.polls_left = POLLS_FIRST
-        return self.cancel_multishot()
 
     cdef int on_received(self, int res, unsigned int flags) except -1:
         # Only a receive by the ring names a buffer.
@@ -154,7 +144,7 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int recv_ready(self) except -1:
-        if not self.polled and self.is_merging():
+        if self.may_multishot and self.is_merging():
             # Only a receive into the pool's buffers says where the merged datagrams begin.
             self.polls_left = 0
             return 0
@@ -531,11 +521,9 @@ def make_datagram(
     connection_made().
     """
     cdef DatagramTransport transport = kind.__new__(kind)
-    cdef bint polled = (
-        sock.family not in RING_FAMILIES or sock.type not in RING_TYPES
-        or not loop.ring.uses(MULTISHOT_RECV))
-    transport.polled = polled
-    transport.polls_left = POLLS_FIRST
+    transport.may_multishot = (
+        sock.family in RING_FAMILIES and sock.type in RING_TYPES
+        and loop.ring.uses(MULTISHOT_RECV))
     transport.adopt(loop, sock, socket_extra(sock, None))
     # An unnamed UNIX socket is a peer, too: its address is an empty string.
     transport.connected = transport.extra["peername"] is not None

@@ -11,13 +11,11 @@ from uringloop._turn.turn cimport LoopCore
 
 @cython.final
 cdef class StreamTransport(WriteTransport):
-    # These decide what choose_mode() returns. They change with the messages and the pauses, in any
-    # state of `receiving`.
+    # These, and the polls that are left, decide what choose_mode() returns. They change with the
+    # messages, in any state of `receiving`.
     cdef int average                # bytes of a receive, a moving average
     cdef bint messages_large        # `average` has exceeded LARGE_RECEIVE, and not come down since
-    cdef int polls_left             # receives by POLL_ONCE before MULTISHOT, or ALWAYS_POLLED
 
-    cdef bint was_armed             # for the statistics only: the next receive is a re-arm
     cdef Operation *end_op          # a one-shot poll for the peer's end, beside MULTISHOT; or NULL
 
     # receiving large messages

@@ -121,8 +121,6 @@ cdef enum:
     ROOM_MAX = 256 * 1024
     # Bytes received in a row before other connections are served.
     READ_AT_ONCE_MAX = 256 * 1024
-    # A value of polls_left: the ring has no multishot receive, or it would miss the end.
-    ALWAYS_POLLED = -1
 
 cdef object NAME_EOF_RECEIVED = "eof_received"
 cdef str READ_FAILED = "Fatal read error on socket transport"
@@ -145,7 +143,7 @@ cdef class StreamTransport(WriteTransport):
         PyMem_Free(self.end_op)
 
     cdef int adopt_descriptor(self, LoopCore loop, int fd) except -1:
-        self.polls_left = POLLS_FIRST if loop.ring.uses(MULTISHOT_RECV) else ALWAYS_POLLED
+        self.may_multishot = loop.ring.uses(MULTISHOT_RECV)
         return WriteTransport.adopt_descriptor(self, loop, fd)
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
@@ -154,8 +152,6 @@ cdef class StreamTransport(WriteTransport):
         cdef io_uring_sqe *sqe
         cdef Receiving mode = self.choose_mode()
         sqe = self.loop.ring.submission()
-        count_total(&self.loop.counters.rearms, self.was_armed)
-        self.was_armed = True
         if mode == MULTISHOT:
             uring_prep_recv_multishot(sqe, self.fd, STREAM_GROUP)
         elif mode == POLL:
@@ -168,14 +164,11 @@ cdef class StreamTransport(WriteTransport):
         """Return the state in which the next bytes are received."""
         if self.messages_large:
             return POLL
-        if self.polls_left == 0 and self.prepare_multishot():
-            return MULTISHOT
-        return POLL_ONCE
-
-    cdef int return_to_polls(self) except -1:
-        if self.polls_left != ALWAYS_POLLED:
+        if self.may_multishot and self.polls_left == 0:
+            if self.prepare_multishot():
+                return MULTISHOT
             self.polls_left = POLLS_FIRST
-        return self.cancel_multishot()
+        return POLL_ONCE
 
     cdef int on_recv(self, int res, unsigned int flags) except -1:
         if flags & IORING_CQE_F_MORE and res > 0:
@@ -468,7 +461,6 @@ cdef class StreamTransport(WriteTransport):
     cdef bint prepare_multishot(self) except -1:
         """Prepare the pool, and watch for the end; return False if polls must go on."""
         if not self.prepare_pool():
-            self.polls_left = POLLS_FIRST
             return False
         if not self.loop.ring.misses_ends():
             return True
@@ -477,7 +469,6 @@ cdef class StreamTransport(WriteTransport):
         if self.end_op == NULL:
             self.end_op = <Operation*>PyMem_Malloc(sizeof(Operation))
             if self.end_op == NULL:
-                self.polls_left = POLLS_FIRST
                 return False
             operation_init(self.end_op, stream_on_end, <PyObject*>self)
         # If the poll is submitted before the receive, the kernel wakes the receive first, which
@@ -498,7 +489,7 @@ cdef class StreamTransport(WriteTransport):
             return self.release_when_done()
         if res != -ECANCELED:
             # From now on poll only: another multishot receive could miss the end.
-            self.polls_left = ALWAYS_POLLED
+            self.may_multishot = False
             return self.return_to_polls()
         if self.is_multishot() and self.loop.ring.misses_ends():
             # The poll was cancelled because the loop has changed its ring, or its thread.
@@ -719,7 +710,7 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     # This comes last: whatever raises leaves the socket to the caller.
     transport.adopt(loop, sock, extra)
     if family_of(sock) == AF_UNIX and not transport.loop.ring.uses(UNIX_MULTISHOT):
-        transport.polls_left = ALWAYS_POLLED
+        transport.may_multishot = False
     return transport
 
 

@@ -39,6 +39,10 @@ cdef class ReadTransport(Transport):
     cdef ProtocolKind kind          # of the protocol; PLAIN for datagrams and pipes
     cdef Operation recv_op          # a receive into the pool's buffers, or a poll; owns nothing
     cdef Receiving receiving
+    cdef bint was_armed             # for the statistics only: the next receive is a re-arm
+    # These decide whether the next receive is a poll. They change in any state of `receiving`.
+    cdef bint may_multishot         # the ring can receive, and would miss no end; never for pipes
+    cdef int polls_left             # receives by POLL_ONCE before MULTISHOT
     # The values of `paused` and `readable` do not follow from `receiving`: the protocol may pause
     # in any state, and a poll that has reported input may have ended or still be in flight.
     cdef int paused                 # by pause_reading; other threads ask is_reading()

@@ -32,7 +32,7 @@ would arm it.
 
 from asyncio.log import logger
 
-from uringloop._kernel.atomics cimport load_int, store_int
+from uringloop._kernel.atomics cimport count_total, load_int, store_int
 from uringloop._kernel.io_uring cimport IORING_CQE_F_MORE
 from uringloop._kernel.libc cimport MSG_PEEK
 from uringloop._transport.transport cimport CLOSING, OPEN, Transport, load_life, polling_or_idle
@@ -41,6 +41,7 @@ from uringloop._transport.transport cimport CLOSING, OPEN, Transport, load_life,
 cdef class ReadTransport(Transport):
 
     cdef int start_io(self) except -1:
+        self.polls_left = POLLS_FIRST
         return self.want_recv()
 
     cdef int want_recv(self) except -1:
@@ -86,6 +87,8 @@ cdef class ReadTransport(Transport):
     cdef int arm(self, io_uring_sqe *sqe, Receiving state) except -1:
         """Put a prepared poll or receive in flight: *state* is POLL_ONCE, POLL or MULTISHOT."""
         assert self.receiving == IDLE
+        count_total(&self.loop.counters.rearms, self.was_armed)
+        self.was_armed = True
         self.receiving = state
         self.served_turn = self.loop.counters.turns
         return self.loop.ring.start(sqe, &self.recv_op)
@@ -155,7 +158,8 @@ cdef class ReadTransport(Transport):
         return self.cancel_recv()
 
     cdef int return_to_polls(self) except -1:
-        """Cancel a receive by the ring: a poll, which takes no bytes, is armed next."""
+        """Cancel a receive by the ring: polls, which take no bytes, are armed next."""
+        self.polls_left = POLLS_FIRST
         return self.cancel_multishot()
 
     cdef int deliver_item(self, object item) except -1:
