@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import sys
@@ -28,6 +29,7 @@ from support.roles import (
 )
 
 import uringloop
+from uringloop import testing
 
 LOCAL = ("127.0.0.1", 0)
 LARGEST = 65_507
@@ -124,6 +126,52 @@ async def test_more_datagrams_than_buffers_all_arrive_in_order(each_loop: Loop) 
                     await mailbox.received(len(numbers))
                     assert mailbox.data == numbers
                     mailbox.mail.clear()
+
+
+def test_no_endpoint_is_forgotten_when_the_kernel_refuses_to_arm_it_again() -> None:
+    loop = testing.Loop(order="fifo", kernel_sockets=True)
+    waits: list[Any] = []
+
+    def fill_queue(peer: socket.socket) -> None:
+        while True:
+            waits.append(loop.sock_recv(peer, 1))
+            waits[-1].send(None)
+
+    async def exchange(peer: socket.socket, ends: list[Any]) -> list[Any]:
+        # The ring receives from the fifth datagram on, and takes a buffer for each.
+        for count in range(1, 6):
+            for transport, mailbox in ends:
+                peer.sendto(b"%d" % count, transport.get_extra_info("sockname"))
+                await mailbox.received(count)
+        loop.faults = testing.Faults(starved=1.0)
+        for transport, _ in ends:
+            peer.sendto(b"6", transport.get_extra_info("sockname"))
+        before = loop.stats()["starved"]
+        await until(lambda: loop.stats()["starved"] >= before + len(ends))
+        # The receives have ended in the enter of this turn, whose submissions now fill the queue.
+        loop.faults = testing.Faults(starved=1.0, busy=1.0)
+        with pytest.raises(BlockingIOError):
+            fill_queue(peer)
+        return [await mailbox.received(6) for _, mailbox in ends]
+
+    async def main() -> list[Any]:
+        return [await loop.create_datagram_endpoint(Mailbox, local_addr=LOCAL) for _ in range(3)]
+
+    with contextlib.closing(loop), udp() as peer:
+        ends = loop.run_until_complete(main())
+        exchanging = loop.create_task(exchange(peer, ends))
+        with pytest.raises(BlockingIOError):
+            loop.run_until_complete(exchanging)
+        assert not exchanging.done()
+        loop.faults = testing.Faults()
+        for mail in loop.run_until_complete(exchanging):
+            assert [data for data, _ in mail] == [b"1", b"2", b"3", b"4", b"5", b"6"]
+        for wait in waits:
+            wait.close()
+        for transport, _ in ends:
+            transport.close()
+        run_turns(loop, 3)
+        assert loop.stats()["operations"] == 0
 
 
 @on_loop

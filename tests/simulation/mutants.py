@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "a receive without a free buffer does not become STARVED",
         "_transport/read_transport.pyx",
-        "        self.receiving = STARVED\n",
+        "        assert self.receiving == IDLE\n        self.receiving = STARVED\n",
         "",
     ),
     Mutant(

@@ -81,7 +81,12 @@ cdef class ReadTransport(Transport):
     cdef int rearm(self) except -1:
         if self.receiving == STARVED:
             self.receiving = IDLE
-            self.want_recv()
+            try:
+                self.want_recv()
+            except BaseException:
+                # The loop has not taken the transport off its list, and calls this again.
+                self.receiving = STARVED
+                raise
         return 0
 
     cdef int arm(self, io_uring_sqe *sqe, Receiving state) except -1:

@@ -379,11 +379,13 @@ cdef class LoopCore:
         """Re-arm as many starved receives as the pool has buffers; any more would starve again."""
         cdef BufferPool pool = self.datagram_pool
         cdef Py_ssize_t count = min(len(pool.starved), pool.published or pool.at_start)
-        cdef list rearming = pool.starved[:count]
         cdef TurnUser item
-        del pool.starved[:count]
-        for item in rearming:
+        while count > 0:
+            count -= 1
+            item = pool.starved[0]
+            # If this raises, the next turn begins with the same item.
             item.rearm()
+            del pool.starved[0]
         return 0
 
     cdef int expire_timers(self) except -1:
