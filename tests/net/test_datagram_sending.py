@@ -344,6 +344,58 @@ async def test_queued_datagrams_to_a_closed_peer_are_errors(
         assert not transport.is_closing()
 
 
+async def full_and_paused(loop: Loop, protocol: Mailbox, path: str, peer: Any) -> Any:
+    """Return an endpoint whose datagrams to *peer*, which gets the name *path*, wait for room."""
+    peer.bind(path)
+    peer.setblocking(False)
+    transport: Any
+    transport, _ = await loop.create_datagram_endpoint(lambda: protocol, family=socket.AF_UNIX)
+    transport.set_write_buffer_limits(high=0)
+    while not unsent(transport):
+        transport.sendto(b"stuffing", path)
+    assert protocol.calls == ["connection_made", "pause_writing"]
+    return transport
+
+
+@on_loop
+async def test_a_wrong_address_in_the_queue_ends_a_paused_writer(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    path, mailbox = str(tmp_path / "peer"), Mailbox()
+    handler_calls = record_handler_calls(each_loop)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
+        transport = await full_and_paused(each_loop, mailbox, path, peer)
+        transport.sendto(b"to nobody", 5)
+        transport.sendto(b"behind it", path)
+        assert drained(peer)[0] == b"stuffing"
+        await until(lambda: mailbox.lost != [])
+        assert isinstance(mailbox.lost[0], TypeError)
+        assert [call["exception"] for call in handler_calls] == mailbox.lost
+        assert mailbox.calls == ["connection_made", "pause_writing", "connection_lost"]
+        assert set(drained(peer)) <= {b"stuffing"}
+        await released(transport)
+
+
+@on_loop
+async def test_an_abort_in_error_received_does_not_resume_the_writer(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    class Aborting(Mailbox):
+        def error_received(self, exc: Exception) -> None:
+            super().error_received(exc)
+            self.transport.abort()
+
+    path, mailbox = str(tmp_path / "peer"), Aborting()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
+        transport = await full_and_paused(each_loop, mailbox, path, peer)
+        transport.sendto(b"behind it", path)
+    await until(lambda: mailbox.lost != [])
+    assert [type(exc) for exc in mailbox.errors] == [ConnectionRefusedError]
+    assert mailbox.lost == [None]
+    assert mailbox.calls == ["connection_made", "pause_writing", "connection_lost"]
+    await released(transport)
+
+
 # ── closing ───────────────────────────────────────────────────────────────────────────────
 
 

@@ -397,7 +397,8 @@ cdef class DatagramTransport(FlowControl):
     cdef int submit_room(self) except -1:
         """Wait until the socket has room for the queue."""
         cdef io_uring_sqe *sqe
-        if self.room_op.in_flight:
+        # The transport may have ended while it was sending the queue.
+        if self.room_op.in_flight or self.life >= ENDING:
             return 0
         sqe = self.loop.ring.submission()
         io_uring_prep_poll_add(sqe, self.fd, POLLOUT)
@@ -442,7 +443,8 @@ cdef class DatagramTransport(FlowControl):
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)
             progress = True
-        if self.writing_paused and self.queue_size <= self.low_water:
+        # After a fatal error or abort() writing stays paused, as in asyncio.
+        if self.writing_paused and self.queue_size <= self.low_water and self.life < ENDING:
             self.resume_protocol()
         return progress
 
