@@ -155,6 +155,7 @@ async def test_closed_reader_is_an_error_if_bytes_are_queued(
         await turns(3)
         source.close()
         assert isinstance(await writer.lost, BrokenPipeError)
+        assert writer.calls == ["connection_made", "pause_writing", "connection_lost"]
 
 
 @pytest.mark.parametrize("closing", [False, True], ids=["open", "closing"])
