@@ -25,7 +25,7 @@ cdef class DatagramTransport(FlowControl):
     cdef bint is_merging(self) except -1
     cdef int deliver(self, object data, object address) except -1
     cdef int deliver_error(self, object exc) except -1
-    cdef int deliver_send_error(self, object exc) except -1
+    cdef int call_error_received(self, object exc) except -1
     cdef bint send_one(self, object data, object address) except -1
     cdef bint send_memory(
         self, object data, const char *start, Py_ssize_t size, object address) except -1

@@ -296,14 +296,12 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int deliver_error(self, object exc) except -1:
-        cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
-        if result == NULL:
-            return self.report("protocol.error_received() failed", pending_exception())
-        Py_DECREF_owned(result)
-        return 0
+        try:
+            return self.call_error_received(exc)
+        except BaseException as failure:
+            return self.report("protocol.error_received() failed", failure)
 
-    cdef int deliver_send_error(self, object exc) except -1:
-        """Call error_received() within sendto(); its exception leaves sendto(), as in asyncio."""
+    cdef int call_error_received(self, object exc) except -1:
         cdef PyObject *result = self.call(NAME_ERROR_RECEIVED, <PyObject*>exc)
         if result == NULL:
             raise_pending()
@@ -336,7 +334,8 @@ cdef class DatagramTransport(FlowControl):
                 if self.send_one(data, addr):
                     return
             except OSError as exc:
-                self.deliver_send_error(exc)
+                # What the protocol raises leaves sendto(), as in asyncio.
+                self.call_error_received(exc)
                 return
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)
