@@ -11,8 +11,6 @@ from uringloop._turn.turn import LoopCore
 
 _T = TypeVar("_T", bound=DatagramTransport)
 
-RETRY_DELAY: float
-
 class DatagramClass(asyncio.Transport, asyncio.DatagramTransport): ...
 
 @disjoint_base

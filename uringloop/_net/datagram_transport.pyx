@@ -75,10 +75,9 @@ cdef enum:
     RECEIVE_SIZE = 256 * 1024
     # udp(7); the socket module has no name for it.
     UDP_GRO = 104
-# Seconds until the next attempt on a socket that a poll reports as ready although it is not: a
-# half-closed socket, or one whose receiver's queue is full, which poll(2) checks only for connected
-# UNIX sockets.
-RETRY_DELAY = 0.001
+# Seconds until the next attempt to send on a socket that a poll reports as writable although its
+# receiver's queue is full: poll(2) checks the queue only for connected UNIX sockets.
+cdef double SEND_DELAY = 0.001
 # What asyncio counts for each queued datagram beside its bytes, where it sends empty ones.
 cdef Py_ssize_t HEADER_SIZE = 8 if EMPTY_DATAGRAMS_ARE_SENT else 0
 
@@ -150,7 +149,7 @@ cdef class DatagramTransport(FlowControl):
             return 0
         if not self.recvfrom_some() and self.life < CLOSING and self.receiving == IDLE:
             # The poll has reported a socket that is not ready: it may be half closed.
-            return self.delay_recv(RETRY_DELAY)
+            return self.delay_recv()
         return 0
 
     cdef int on_recv_end(self, int res) except -1:
@@ -418,7 +417,7 @@ cdef class DatagramTransport(FlowControl):
                 # next on_room() calls resume_writing().
                 self.submit_room()
             else:
-                self.loop.call_later(RETRY_DELAY, self._send_again)
+                self.loop.call_later(SEND_DELAY, self._send_again)
         return 0
 
     def _send_again(self):

@@ -56,7 +56,7 @@ cdef class ReadTransport(Transport):
     cdef int on_recv(self, int res, unsigned int flags) except -1
     cdef int on_received(self, int res, unsigned int flags) except -1
     cdef int on_recv_end(self, int res) except -1
-    cdef int delay_recv(self, double seconds) except -1
+    cdef int delay_recv(self) except -1
     cdef int arm(self, io_uring_sqe *sqe, Receiving state) except -1
     cdef int disarmed(self) except -1
     cdef bint is_multishot(self) noexcept

@@ -38,6 +38,11 @@ from uringloop._kernel.libc cimport MSG_PEEK
 from uringloop._transport.transport cimport CLOSING, OPEN, Transport, load_life, polling_or_idle
 
 
+# Seconds until the next poll of a datagram socket that polls report as readable although it is not,
+# because it is half closed.
+cdef double RECV_DELAY = 0.001
+
+
 cdef class ReadTransport(Transport):
 
     cdef int start_io(self) except -1:
@@ -140,11 +145,11 @@ cdef class ReadTransport(Transport):
         self.receiving = STARVED
         return self.loop.starve(self)
 
-    cdef int delay_recv(self, double seconds) except -1:
-        """Receive again after *seconds*."""
+    cdef int delay_recv(self) except -1:
+        """Receive again after RECV_DELAY."""
         assert self.receiving == IDLE
         self.receiving = DELAYED
-        self.loop.call_later(seconds, self._recv_later)
+        self.loop.call_later(RECV_DELAY, self._recv_later)
         return 0
 
     def _recv_later(self):
