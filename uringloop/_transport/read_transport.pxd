@@ -13,7 +13,7 @@ cdef enum Receiving:
     POLL_ONCE       # it is a poll that reports once; a system call receives
     POLL            # it is a poll that reports each arrival, for large messages
     MULTISHOT       # it is a receive by the ring into buffers of the pool, until it is cancelled
-    PAUSING         # it is such a receive, and pause_reading() has prepared its cancel
+    PAUSING         # it is such a receive, and a pause, or detach(), has prepared its cancel
     STOPPING        # it is such a receive, and something else has prepared its cancel
     DELAYED         # a timer calls _recv_later()
     STARVED         # of datagrams: the pool has no free buffer; the loop calls rearm() when it has
@@ -48,7 +48,9 @@ cdef class ReadTransport(Transport):
     cdef int paused                 # by pause_reading; other threads ask is_reading()
     cdef bint readable              # a poll has reported input that is not received yet
     cdef uint64_t served_turn       # the turn in which something was last armed or delivered
-    cdef list stash                 # items that arrived while paused; None before the first one
+    # Items that a later turn delivers, the end of the input among them: they arrived while paused,
+    # behind other items, or in a turn that had been served. None before the first one.
+    cdef list stash
 
     cdef int want_recv(self) except -1
     cdef int submit_recv(self) except -1

@@ -117,7 +117,8 @@ cdef class ReadTransport(Transport):
     cdef int cancel_multishot(self) except -1:
         """Cancel a receive by the ring; what it has received by then is still delivered."""
         if self.receiving == MULTISHOT:
-            # While `paused` is set, only pause_reading() comes here: later callers find PAUSING.
+            # While `paused` is set, only pause_reading() and detach() come here: later callers find
+            # PAUSING. Nothing undoes the cancel of detach(), which ends the transport.
             self.receiving = PAUSING if self.paused else STOPPING
             self.loop.ring.cancel(&self.recv_op)
         elif self.receiving == PAUSING:
