@@ -236,6 +236,52 @@ cdef class StreamTransport(WriteTransport):
             return self.enter_large()
         return 0
 
+    cdef bint prepare_multishot(self) except -1:
+        """Prepare the pool, and watch for the end; return False if polls must go on."""
+        if not self.prepare_pool():
+            return False
+        if not self.loop.ring.misses_ends():
+            return True
+        if self.end_op != NULL and self.end_op.in_flight:
+            return True
+        if self.end_op == NULL:
+            self.end_op = <Operation*>PyMem_Malloc(sizeof(Operation))
+            if self.end_op == NULL:
+                return False
+            operation_init(self.end_op, stream_on_end, <PyObject*>self)
+        # If the poll is submitted before the receive, the kernel wakes the receive first, which
+        # then reports most ends itself.
+        self.watch_end()
+        return True
+
+    cdef bint prepare_pool(self) except -1:
+        """Prepare the pool's buffers; return False if that is impossible now."""
+        try:
+            return self.loop.pool.prepare()
+        except OSError:
+            # The system has no memory for them.
+            return False
+
+    cdef int watch_end(self) except -1:
+        """Poll for the peer's end, beside a multishot receive that may miss it."""
+        cdef io_uring_sqe *sqe = self.loop.ring.submission()
+        # Every poll reports errors and hang-ups, too.
+        io_uring_prep_poll_add(sqe, self.fd, POLLRDHUP)
+        return self.loop.ring.start(sqe, self.end_op)
+
+    cdef int on_end(self, int res) except -1:
+        """The peer has ended its stream or the connection, or the poll has been cancelled."""
+        if self.life >= CLOSING:
+            return self.release_when_done()
+        if res != -ECANCELED:
+            # From now on poll only: another multishot receive could miss the end.
+            self.may_multishot = False
+            return self.return_to_polls()
+        if self.is_multishot() and self.loop.ring.misses_ends():
+            # The poll was cancelled because the loop has changed its ring, or its thread.
+            return self.watch_end()
+        return 0
+
     # ── one receive after one poll ───────────────────────────────────────────────────────────
 
     cdef int recv_ready(self) except -1:
@@ -449,52 +495,6 @@ cdef class StreamTransport(WriteTransport):
         return size
 
     # ── the end of reading ───────────────────────────────────────────────────────────────────
-
-    cdef bint prepare_pool(self) except -1:
-        """Prepare the pool's buffers; return False if that is impossible now."""
-        try:
-            return self.loop.pool.prepare()
-        except OSError:
-            # The system has no memory for them.
-            return False
-
-    cdef bint prepare_multishot(self) except -1:
-        """Prepare the pool, and watch for the end; return False if polls must go on."""
-        if not self.prepare_pool():
-            return False
-        if not self.loop.ring.misses_ends():
-            return True
-        if self.end_op != NULL and self.end_op.in_flight:
-            return True
-        if self.end_op == NULL:
-            self.end_op = <Operation*>PyMem_Malloc(sizeof(Operation))
-            if self.end_op == NULL:
-                return False
-            operation_init(self.end_op, stream_on_end, <PyObject*>self)
-        # If the poll is submitted before the receive, the kernel wakes the receive first, which
-        # then reports most ends itself.
-        self.watch_end()
-        return True
-
-    cdef int watch_end(self) except -1:
-        """Poll for the peer's end, beside a multishot receive that may miss it."""
-        cdef io_uring_sqe *sqe = self.loop.ring.submission()
-        # Every poll reports errors and hang-ups, too.
-        io_uring_prep_poll_add(sqe, self.fd, POLLRDHUP)
-        return self.loop.ring.start(sqe, self.end_op)
-
-    cdef int on_end(self, int res) except -1:
-        """The peer has ended its stream or the connection, or the poll has been cancelled."""
-        if self.life >= CLOSING:
-            return self.release_when_done()
-        if res != -ECANCELED:
-            # From now on poll only: another multishot receive could miss the end.
-            self.may_multishot = False
-            return self.return_to_polls()
-        if self.is_multishot() and self.loop.ring.misses_ends():
-            # The poll was cancelled because the loop has changed its ring, or its thread.
-            return self.watch_end()
-        return 0
 
     cdef int stop_reading(self) except -1:
         if self.end_op != NULL and self.end_op.in_flight:
