@@ -200,6 +200,69 @@ QUEUED_DATAGRAMS = """
     run(main)
 """
 
+# Two transports deliver in one turn what they have stashed; the protocol of the first one forks.
+STASHES = """
+    received = []
+    forking = False
+
+    class Stream(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+        def data_received(self, data):
+            received.append(data)
+            if forking:
+                self.transport.pause_reading()
+                fork()
+                if child == 0 and len(received) > 13:
+                    os._exit(4)
+                loop.call_soon(self.transport.resume_reading)
+
+    class Datagrams(Stream, asyncio.DatagramProtocol):
+        def datagram_received(self, data, address):
+            self.data_received(data)
+
+    async def main():
+        global forking, loop
+        loop = asyncio.get_running_loop()
+        if KIND == "Stream":
+            pairs = streams(2)
+            connect = loop.create_connection
+        else:
+            pairs = []
+            connect = loop.create_datagram_endpoint
+            for _ in range(2):
+                pair = [socket.socket(type=socket.SOCK_DGRAM) for _ in range(2)]
+                pair[0].bind(("127.0.0.1", 0))
+                pair[1].connect(pair[0].getsockname())
+                pairs.append(pair)
+        transports = [(await connect(globals()[KIND], sock=ours))[0] for ours, _ in pairs]
+        # After four messages the ring receives.
+        for count in range(6):
+            for _, theirs in pairs:
+                theirs.send(b"x")
+            async with asyncio.timeout(10):
+                while len(received) < 2 * (count + 1):
+                    await asyncio.sleep(0)
+        for _, theirs in pairs:
+            theirs.send(b"one")
+            theirs.send(b"two")
+        await asyncio.sleep(0)
+        # The ring has received before this turn began.
+        for transport in transports:
+            transport.pause_reading()
+        await turns()
+        assert len(received) == 12
+        forking = True
+        for transport in transports:
+            transport.resume_reading()
+        async with asyncio.timeout(10):
+            while len(b"".join(received)) < 12 + 2 * len(b"onetwo"):
+                await asyncio.sleep(0)
+        assert child
+
+    run(main)
+"""
+
 CALLS = {
     "write": "transport.write(bytes(100_000))",
     "writelines": "transport.writelines([bytes(100_000)])",
@@ -452,6 +515,11 @@ def test_the_child_takes_no_connection_of_the_parent() -> None:
 @pytest.mark.parametrize("kind", ["completion", "timer", "callback"])
 def test_the_child_does_not_send_what_the_parent_has_written(kind: str) -> None:
     check(f"\n    KIND = {kind!r}\n{WRITTEN_BEFORE}")
+
+
+@pytest.mark.parametrize("kind", ["Stream", "Datagrams"])
+def test_the_child_is_given_nothing_that_another_transport_has_stashed(kind: str) -> None:
+    check(f"\n    KIND = {kind!r}\n{STASHES}")
 
 
 def test_the_child_sends_no_queued_datagram_of_the_parent() -> None:

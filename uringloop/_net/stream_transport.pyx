@@ -295,8 +295,7 @@ cdef class StreamTransport(WriteTransport):
         """Receive once, as a loop on a selector does after an event."""
         cdef int size
         cdef int left = 0
-        if self.loop.ring.is_inherited():
-            return 0
+        self.loop.ring.check_process()
         try:
             if self.kind == BUFFERED:
                 size = self.recv_into_buffer(&left)
@@ -384,9 +383,8 @@ cdef class StreamTransport(WriteTransport):
         cdef int total = 0
         self.readable = True
         while total < READ_AT_ONCE_MAX and self.may_receive():
-            if self.loop.ring.is_inherited():
-                # The protocol has forked, and this is the child.
-                return 0
+            # The protocol may have forked.
+            self.loop.ring.check_process()
             try:
                 size = self.recv_and_deliver(&left)
             except MemoryError as exc:
@@ -484,7 +482,7 @@ cdef class StreamTransport(WriteTransport):
         if (not self.may_receive() or self.protocol is not protocol
                 or self.loop.ring.is_inherited()):
             # get_buffer(), or a run nested in it, has changed this. The caller looks at what is
-            # left.
+            # left. In a child the run ends.
             size = -EINTR
         else:
             size = self.recv_some(<char*>view.buf, min(view.len, READ_AT_ONCE_MAX), left)
@@ -554,8 +552,9 @@ cdef class StreamTransport(WriteTransport):
             self.served_turn = self.loop.counters.turns
             total += len(item)
             deliver(self, item)
-            if (self.paused or self.life >= CLOSING or total >= READ_AT_ONCE_MAX
-                    or self.loop.ring.is_inherited()):
+            # The protocol may have forked.
+            self.loop.ring.check_process()
+            if self.paused or self.life >= CLOSING or total >= READ_AT_ONCE_MAX:
                 return 0
             if not self.stash:
                 return self.recv_ready() if self.receiving == IDLE else 0

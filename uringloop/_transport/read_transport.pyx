@@ -250,6 +250,8 @@ cdef class ReadTransport(Transport):
                 self.recv_ready()
         finally:
             self.want_recv()
+        # The protocol may have forked: a child is given nothing by the other transports.
+        self.loop.ring.check_process()
         return 0
 
     # ── polls ────────────────────────────────────────────────────────────────────────────────
