@@ -209,11 +209,12 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int flush(self) except -1:
+        if self.source is not None and not self.loses_writes():
+            # An error of the source ends the connection.
+            self.pull_source()
         if self.loses_writes():
             # The last operation may have been a quiet send, confirmed after connection_lost().
             return self.release_when_done()
-        if self.source is not None:
-            self.pull_source()
         if self.send_op.in_flight:
             return 0
         if self.queue.count:
