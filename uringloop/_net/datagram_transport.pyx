@@ -256,7 +256,7 @@ cdef class DatagramTransport(FlowControl):
         while (count < most and self.life < CLOSING and not self.paused
                 and self.receiving != ENDED):
             # The protocol may have forked.
-            self.loop.ring.check_process()
+            self.loop.ring.check_not_forked()
             # Get the size first: recvfrom() drops the bytes beyond the size that it is given.
             size = recv(self.fd, NULL, 0, MSG_PEEK | MSG_TRUNC | MSG_DONTWAIT)
             try:
@@ -312,7 +312,7 @@ cdef class DatagramTransport(FlowControl):
     def sendto(self, data, addr=None):
         """Send *data* at once, or queue a copy of it when the socket has no room."""
         self.loop.check_owner()
-        self.loop.ring.check_process()
+        self.loop.ring.check_not_forked()
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise TypeError(
                 f"data argument must be a bytes-like object, not {type(data).__name__!r}")
@@ -429,7 +429,7 @@ cdef class DatagramTransport(FlowControl):
         cdef bint progress = False
         cdef object data, address
         while self.queue:
-            self.loop.ring.check_process()
+            self.loop.ring.check_not_forked()
             data, address = self.queue[0]
             try:
                 if not self.send_one(data, address):

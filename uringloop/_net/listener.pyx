@@ -195,7 +195,7 @@ cdef class Listener(ListeningSocket):
         try:
             while more and most > 0 and self.accepts():
                 # The factory of a protocol may have forked.
-                self.loop.ring.check_process()
+                self.loop.ring.check_not_forked()
                 size = sizeof(peer)
                 res = self.accept(&peer, &size)
                 if res >= 0:

@@ -108,7 +108,7 @@ cdef class SharedListeners(EpollUser):
 
     cdef int add(self, ListeningSocket listener) except -2:
         """Wait for connections of *listener*; return -1 if the kernel refuses."""
-        self.loop.ring.check_inherited()
+        self.loop.ring.check_usable()
         if listener.fd in self.listeners:
             return 0
         if not self.loop.ring.uses(SHARED_ACCEPT) or self.keep_spare() < 0:

@@ -119,7 +119,7 @@ async def sock_sendall(LoopCore self not None, sock, data):
 cdef int check(LoopCore loop, object sock) except -1:
     """Raise asyncio's exceptions for an SSL socket and, in debug mode, for a blocking one."""
     loop.check_owner()
-    loop.ring.check_process()
+    loop.ring.check_not_forked()
     if type(sock) is not PLAIN or loop.in_debug_mode():
         loop._check_sock(sock)
     return 0

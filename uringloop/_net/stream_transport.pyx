@@ -295,7 +295,7 @@ cdef class StreamTransport(WriteTransport):
         """Receive once, as a loop on a selector does after an event."""
         cdef int size
         cdef int left = 0
-        self.loop.ring.check_process()
+        self.loop.ring.check_not_forked()
         try:
             if self.kind == BUFFERED:
                 size = self.recv_into_buffer(&left)
@@ -384,7 +384,7 @@ cdef class StreamTransport(WriteTransport):
         self.readable = True
         while total < READ_AT_ONCE_MAX and self.may_receive():
             # The protocol may have forked.
-            self.loop.ring.check_process()
+            self.loop.ring.check_not_forked()
             try:
                 size = self.recv_and_deliver(&left)
             except MemoryError as exc:
@@ -553,7 +553,7 @@ cdef class StreamTransport(WriteTransport):
             total += len(item)
             deliver(self, item)
             # The protocol may have forked.
-            self.loop.ring.check_process()
+            self.loop.ring.check_not_forked()
             if self.paused or self.life >= CLOSING or total >= READ_AT_ONCE_MAX:
                 return 0
             if not self.stash:

@@ -158,13 +158,13 @@ cdef class Ring:
         """Return whether the ring must be replaced, or its replacement reported."""
         return ALLOWED < self.permission < FALLEN_BACK
 
-    cdef inline int check_process(self) except -1:
+    cdef inline int check_not_forked(self) except -1:
         """Raise RuntimeError in a forked child: the descriptors there are still the parent's."""
-        return self.check_inherited() if self.is_inherited() else 0
+        return self.check_usable() if self.is_inherited() else 0
 
     cdef unsigned int forks(self) noexcept
     cdef bint uses(self, unsigned int feature) noexcept
-    cdef int check_inherited(self) except -1
+    cdef int check_usable(self) except -1
     cdef io_uring_sqe *submission(self) except NULL
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1
     cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1

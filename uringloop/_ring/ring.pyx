@@ -235,7 +235,7 @@ cdef class Ring:
         """Return how many children this process has forked."""
         return load_uint(&uring_forks)
 
-    cdef int check_inherited(self) except -1:
+    cdef int check_usable(self) except -1:
         cdef uring_life life = uring_get_life(&self.u)
         if life == URING_INHERITED:
             raise RuntimeError(
@@ -251,7 +251,7 @@ cdef class Ring:
         """Return a free submission; if the queue is full, submit first."""
         cdef io_uring_sqe *sqe
         if not uring_is_usable(&self.u):
-            self.check_inherited()
+            self.check_usable()
         if is_used_elsewhere(self):
             raise wrong_thread()
         sqe = uring_get_submission(&self.u)
@@ -343,19 +343,19 @@ cdef class Ring:
 
     cdef int submit(self) except -1:
         """Submit what is prepared and collect deferred completions, without sleeping."""
-        self.check_inherited()
+        self.check_usable()
         return self._entered(uring_submit(&self.u))
 
     cdef int submit_only(self) except -1:
         """Submit what is prepared, and collect nothing."""
-        self.check_inherited()
+        self.check_usable()
         return self._entered(uring_submit_only(&self.u))
 
     cdef int wait(self, int64_t timeout_ns) except -1:
         """Submit what is prepared and sleep until a completion, a signal or the timeout."""
         cdef int res
         cdef unsigned int wanted = self._to_gather()
-        self.check_inherited()
+        self.check_usable()
         if self.spin(&timeout_ns):
             return 0
         with nogil:
@@ -374,7 +374,7 @@ cdef class Ring:
             return False
         if timeout_ns[0] != URING_FOREVER:
             longest = min(longest, timeout_ns[0])
-        self.check_inherited()
+        self.check_usable()
         if uring_pending(&self.u):
             # The next turn follows at once, and spins.
             self.submit()
@@ -407,7 +407,7 @@ cdef class Ring:
 
     cdef int _submit_and_look(self, unsigned int expected) except -1:
         """Submit what is prepared; give a kernel thread time to post *expected* completions."""
-        self.check_inherited()
+        self.check_usable()
         return self._entered(uring_submit_and_collect(&self.u, expected))
 
     cdef int _entered(self, int res) except -1:
@@ -453,7 +453,7 @@ cdef class Ring:
         cdef int res
         cdef int generation = self.generation
         if not uring_is_usable(&self.u):
-            self.check_inherited()
+            self.check_usable()
         # Read again each time: a callback that takes completions out of turn may consume some.
         head = uring_head(&self.u)
         while <int>(self.marked - head) > 0:
@@ -468,7 +468,7 @@ cdef class Ring:
                 self._complete(op, res, flags)
                 # The indexes are valid only for the ring they were read from, and in this process.
                 if not uring_is_usable(&self.u) or self.generation != generation:
-                    return self.check_process()
+                    return self.check_not_forked()
                 head = uring_head(&self.u)
         if not self.old_completions_dispatched:
             self.old_completions_dispatched = <int>(self.old_end - head) <= 0
@@ -764,7 +764,7 @@ cdef class Ring:
         Thread identifiers do not help: a new thread often has the one of a dead thread.
         """
         cdef int res
-        self.check_inherited()
+        self.check_usable()
         if self.u.life == URING_DISABLED:
             res = uring_enable(&self.u)
             if uring_is_forbidden(res):

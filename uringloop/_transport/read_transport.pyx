@@ -251,7 +251,7 @@ cdef class ReadTransport(Transport):
         finally:
             self.want_recv()
         # The protocol may have forked: a child is given nothing by the other transports.
-        self.loop.ring.check_process()
+        self.loop.ring.check_not_forked()
         return 0
 
     # ── polls ────────────────────────────────────────────────────────────────────────────────

@@ -138,7 +138,7 @@ cdef class WriteTransport(FlowControl):
     cdef int send_eof(self) except -1:
         """Everything is sent: shut the output down. Raises OSError."""
         assert self.output == EOF_WRITTEN and not self.queue.count
-        self.loop.ring.check_process()
+        self.loop.ring.check_not_forked()
         self.output = EOF_SENT
         return self.end_output()
 
@@ -314,7 +314,7 @@ cdef class WriteTransport(FlowControl):
             # A send is prepared but not submitted: the kernel must get its bytes first.
             self.loop.ring.submit_only()
         while self.queue.count and not self.send_op.in_flight and not self.socket_full:
-            self.loop.ring.check_process()
+            self.loop.ring.check_not_forked()
             self.queue.prepare()
             res = self.send_directly()
             error = errno
@@ -337,7 +337,7 @@ cdef class WriteTransport(FlowControl):
         if (self.queue.count or self.send_op.in_flight or self.socket_full or self.loses_writes()
                 or self.output != WRITABLE or self.sendfile_waiter is not None):
             return 0
-        self.loop.ring.check_process()
+        self.loop.ring.check_not_forked()
         self.queue.show(data, size)
         res = self.send_directly()
         if res >= 0:
@@ -498,7 +498,7 @@ cdef class WriteTransport(FlowControl):
         """Send this turn's writes before an abort: asyncio's write() would have sent them."""
         cdef Py_ssize_t res = 1
         while self.queue.count and not self.socket_full and res > 0:
-            self.loop.ring.check_process()
+            self.loop.ring.check_not_forked()
             self.queue.prepare()
             res = self.send_directly()
             if res > 0:

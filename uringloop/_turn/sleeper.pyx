@@ -308,7 +308,7 @@ cdef class Sleeper:
             # The turn does not sleep, and the spinning has looked at the ring only.
             return self._look()
         # A forked child would take its parent's wake-ups.
-        self.ring.check_inherited()
+        self.ring.check_usable()
         if self.ring.has_submissions():
             self.ring.submit()
         if self._ring_changes():
@@ -352,7 +352,7 @@ cdef class Sleeper:
         cdef bint looks = load_int(&self.watching) or now - self.looked_ns >= LOOK_EVERY_NS
         self.slept_ns = 0
         self.search_interval_ns = SEARCH_INTERVAL_NS
-        self.ring.check_inherited()
+        self.ring.check_usable()
         # A look also finds what a software ring has, which otherwise only an enter finds.
         if self.ring.has_submissions() or self.ring.has_task_work() or (
                 not looks and self.ring.needs_enter()):

@@ -313,7 +313,7 @@ cdef class LoopCore:
         cdef bint held_back = self.ring.mark()
         cdef Py_ssize_t due = self.delivery_count
         # A signal handler that ran at the end of the previous turn may have forked.
-        self.ring.check_process()
+        self.ring.check_not_forked()
         count_total(&self.counters.turns, 1)
         if self.inbox.has_new() or self.inbox.taken != NULL:
             self.inbox.drain_to(self.ready)
@@ -407,7 +407,7 @@ cdef class LoopCore:
         while timer != NULL:
             count_total(&self.counters.timers, not load_int(&(<TimerHandle>timer).is_cancelled))
             self.run_owned(timer, self.timers.spare)
-            self.ring.check_process()
+            self.ring.check_not_forked()
             timer = self.timers.next_due()
         return 0
 
@@ -421,7 +421,7 @@ cdef class LoopCore:
             if count < 0:
                 break
             self.run_owned(self.ready.pop(), spare)
-            self.ring.check_process()
+            self.ring.check_not_forked()
         return self.ready.shrink()
 
     @cython.final
@@ -591,7 +591,7 @@ cdef class LoopCore:
         cdef unsigned long before = 0
         cdef int cpu_clock
         self.check_closed()
-        self.ring.check_inherited()
+        self.ring.check_usable()
         while not replace_long(&self.thread_id, &before, this_thread()):
             if before != CLAIMED:
                 raise RuntimeError("This event loop is already running")
@@ -677,11 +677,11 @@ cdef class LoopCore:
 
     def _check_closed(self):
         self.check_closed()
-        self.ring.check_process()
+        self.ring.check_not_forked()
 
     def _check_owner(self):
         self.check_owner()
-        self.ring.check_process()
+        self.ring.check_not_forked()
 
     def _check_callback(self, callback, method):
         self.check_call(callback, method)

@@ -98,7 +98,7 @@ cdef class Watchers(EpollUser):
         if self.loop is None:
             raise RuntimeError("Event loop is closed")
         self.loop.check_debug()
-        self.loop.ring.check_inherited()
+        self.loop.ring.check_usable()
         # Make the handle before registration: without a handle nothing would clear the events.
         handle = self.loop._make_handle(callback, args)
         self.asked += 1
@@ -151,7 +151,7 @@ cdef class Watchers(EpollUser):
         watched = self.watched.get(fd)
         if watched is None or not watched.events & event:
             return False
-        self.loop.ring.check_inherited()
+        self.loop.ring.check_usable()
         watched.cancel(event)
         # Errors are ignored: epoll has dropped a descriptor that the program has closed.
         if watched.events:
@@ -263,7 +263,7 @@ cdef class Watchers(EpollUser):
             while index < number and self.resumed == resumed:
                 self.loop.run_handle(<Handle>due[index])
                 index += 1
-                self.loop.ring.check_process()
+                self.loop.ring.check_not_forked()
         finally:
             for index in range(number):
                 Py_DECREF_owned(due[index])

@@ -408,7 +408,7 @@ cdef class TestingCore(LoopCore):
                 self.trace_handle("timer", <Handle>timer)
             count_total(&self.counters.timers, not load_int(&(<TimerHandle>timer).is_cancelled))
             self.run_owned(timer, self.timers.spare)
-            self.ring.check_process()
+            self.ring.check_not_forked()
         return 0
 
     cdef int shuffle_due(self) except -1:
