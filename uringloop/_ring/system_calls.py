@@ -49,7 +49,7 @@ TABLE = (
         "epoll_ctl",
         "watches descriptors",
         (),
-        "there is no software ring; on io_uring `add_reader` and child processes fail",
+        "there is no software ring; on io_uring `add_reader` fails",
     ),
     SystemCall(
         "epoll_wait",
