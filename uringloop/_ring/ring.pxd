@@ -93,7 +93,8 @@ cdef class Ring:
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
     # Completions of a replaced ring may name buffers that still hold bytes. They are in the queue
-    # before the index `old_end` until all have been dispatched.
+    # before the index `old_end` until all have been dispatched. The flag then stays set, since the
+    # indexes of the queue wrap around.
     cdef bint old_completions_dispatched
     cdef unsigned int old_end
     cdef int permission                # a Permission; any thread may read it

@@ -197,9 +197,11 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int pull_source(self) except -1:
-        """Queue the bytes of `source`."""
+        """Queue the bytes of `source`, unless they would not be sent."""
         cdef WriteSource source = self.source
         cdef bytes data
+        if self.loses_writes():
+            return 0
         self.source = None
         data = source.take_records()
         if data is not None and not self.loses_writes():
@@ -209,7 +211,7 @@ cdef class WriteTransport(FlowControl):
         return 0
 
     cdef int flush(self) except -1:
-        if self.source is not None and not self.loses_writes():
+        if self.source is not None:
             # An error of the source ends the connection.
             self.pull_source()
         if self.loses_writes():
@@ -222,7 +224,7 @@ cdef class WriteTransport(FlowControl):
         return self.queue_sent(0)
 
     cdef int flush_alone(self) except -1:
-        if self.source is not None and not self.loses_writes():
+        if self.source is not None:
             self.pull_source()
         if self.queue.size <= SEND_ALONE_MAX:
             self.send_now()
@@ -308,7 +310,7 @@ cdef class WriteTransport(FlowControl):
         """Send by system calls what the socket has room for, without waiting for the turn's end."""
         cdef Py_ssize_t res
         cdef int error
-        if self.source is not None and not self.loses_writes():
+        if self.source is not None:
             self.pull_source()
         if self.send_op.quiet:
             # A send is prepared but not submitted: the kernel must get its bytes first.
