@@ -16,6 +16,7 @@ import pytest
 import uringloop
 
 BUSY_US = 200
+PATIENCE_S = 30
 
 
 @pytest.fixture
@@ -72,13 +73,16 @@ def test_the_loop_also_polls_before_a_timer_that_is_nearer_than_the_busy_poll() 
             await asyncio.sleep(0.001)
         return loop._kernel_entries - entries, loop.time() - began
 
+    # A sleep in the kernel is an enter. So is a poll that another process interrupts: its time is
+    # over when it goes on. On a busy machine some rounds are free of that.
     try:
-        rounds = [loop.run_until_complete(main()) for _ in range(5)]
+        rounds = [loop.run_until_complete(main())]
+        started = loop.time()
+        while rounds[-1][0] >= 10 and loop.time() - started < PATIENCE_S:
+            rounds.append(loop.run_until_complete(main()))
     finally:
         loop.close()
-    # A sleep in the kernel is an enter. So is a poll that another process interrupts: its time is
-    # over when it goes on, which on a busy machine happens in some of the rounds.
-    assert min(entries for entries, _ in rounds) < 10
+    assert rounds[-1][0] < 10
     # It does not poll for longer.
     assert 0.02 <= min(took for _, took in rounds) < 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -203,7 +202,9 @@ def test_files_work_when_no_thread_can_be_started() -> None:
     assert done.stdout.splitlines() == expected
 
 
-def test_loops_run_with_a_low_limit_of_locked_memory() -> None:
+def test_loops_run_with_a_low_limit_of_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where io_uring is asked for by name, a loop that does not get it raises.
+    monkeypatch.delenv("URINGLOOP_BACKEND", raising=False)
     # As a user to whom the limit applies. A ring of the kernel takes 44 KiB of it.
     done = run_script(
         """
@@ -225,5 +226,4 @@ def test_loops_run_with_a_low_limit_of_locked_memory() -> None:
     ran, backends = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
     assert ran == ("ran",) * 4
     assert set(backends) <= {"io_uring", "soft"}
-    if os.environ.get("URINGLOOP_BACKEND") != "soft":
-        assert len(warnings) == ("soft" in backends)
+    assert len(warnings) == ("soft" in backends)
