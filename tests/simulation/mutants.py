@@ -484,6 +484,12 @@ MUTANTS = (
         "        if state is WRAPPED:\n            self.path = FIRST_READ\n",
     ),
     Mutant(
+        "a cancel that has missed its operation is not repeated",
+        "_ring/ring.pyx",
+        "            if op.unwanted:\n                self.cancel(op)\n",
+        "            if False:\n                self.cancel(op)\n",
+    ),
+    Mutant(
         "EBUSY from io_uring_enter is not retried",
         "_ring/ring.pyx",
         "res == -EAGAIN or res == -EBUSY\n",

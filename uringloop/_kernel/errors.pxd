@@ -18,6 +18,7 @@ cdef extern from "<errno.h>" nogil:
     const int EMFILE
     const int ENFILE
     const int ENOBUFS
+    const int ENOENT
     const int ENOMEM
     const int ENOSPC
     const int ENOSYS

@@ -31,8 +31,10 @@ ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1
 # it must not call a protocol then. The kernel's flags never have this value.
 cdef enum:
     CONFIRMED = 0x80000000
-    # Marks the user_data of a quiet operation: the address of an Operation is even.
+    # Marks the user_data of a quiet operation: the address of an Operation is a multiple of 4.
     QUIET = 1
+    # The user_data of a cancel.
+    CANCEL = 2
 
 
 # What the owner sets for an operation before it starts: bits of `policy`. Of those that change
@@ -66,6 +68,7 @@ cdef struct Operation:
     unsigned int policy        # bits of Policy; the ring counts operations in flight by them
     bint in_flight             # between start and the terminal completion
     bint cancelled             # on a ring with a kernel thread: ends with the run, too
+    bint unwanted              # a cancel was prepared: one that misses the operation is repeated
     bint quiet                 # posts a completion only if it fails
     unsigned int sequence      # position after its submission if quiet, or after its newest cancel
     unsigned char opcode       # of its submission, if it is traced
@@ -92,6 +95,7 @@ cdef class Ring:
     cdef unsigned long runner
     cdef unsigned int marked           # the tail of the completion queue at the newest `mark`
     cdef int generation                # incremented when a new ring replaces this one
+    cdef bint cancel_missed            # a cancel has found no operation
     # Completions of a replaced ring may name buffers that still hold bytes. They are in the queue
     # before the index `old_end` until all have been dispatched. The flag then stays set, since the
     # indexes of the queue wrap around.
@@ -171,6 +175,7 @@ cdef class Ring:
     cdef int start_quiet(self, io_uring_sqe *sqe, Operation *op) except -1
     cdef int cancel(self, Operation *op) except -1
     cdef bint undo_cancel(self, Operation *op) noexcept
+    cdef int _cancel_again(self) except -1
     cdef int submit(self) except -1
     cdef int submit_only(self) except -1
     cdef int wait(self, int64_t timeout_ns) except -1
@@ -235,6 +240,7 @@ cdef inline void operation_init(Operation *op, completion on_completion, PyObjec
     op.policy = 0
     op.in_flight = False
     op.cancelled = False
+    op.unwanted = False
     op.quiet = False
     op.opcode = 0
     op.number = 0
@@ -250,7 +256,8 @@ cdef inline bint ends_with_run(const Operation *op) noexcept:
 
 
 cdef inline Operation *operation_of(uint64_t user_data) noexcept:
-    return <Operation*><uintptr_t>(user_data & ~<uint64_t>QUIET)
+    """Return the operation of a completion; NULL for a cancel, and for one that was taken."""
+    return <Operation*><uintptr_t>(user_data & ~<uint64_t>(QUIET | CANCEL))
 
 
 cdef inline void append(Operation *head, Operation *op) noexcept:

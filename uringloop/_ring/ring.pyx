@@ -42,6 +42,7 @@ from uringloop._kernel.errors cimport (
     ECONNABORTED,
     EEXIST,
     EINTR,
+    ENOENT,
     ENXIO,
     ETIME,
     os_error,
@@ -161,6 +162,11 @@ cdef enum:
     OPEN_ROUNDS_MAX = 8
 
 uring_watch_forks()
+
+
+cdef bint has_missed(const io_uring_cqe *cqe) noexcept:
+    """Return whether *cqe* is the completion of a cancel that has found no operation."""
+    return cqe.user_data == CANCEL and cqe.res == -ENOENT
 
 
 cdef bint may_try_again(int res) noexcept:
@@ -308,7 +314,8 @@ cdef class Ring:
         """Submit a cancel of *op*; only the operation's own completion says that it has ended."""
         cdef io_uring_sqe *sqe = self.submission()
         uring_prep_cancel(sqe, <uint64_t><uintptr_t>op)
-        uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS)
+        uring_set_user_data(sqe, CANCEL, IOSQE_CQE_SKIP_SUCCESS)
+        op.unwanted = op.in_flight
         if not op.quiet:
             op.sequence = uring_sequence(&self.u)
         if self.trace.fd >= 0:
@@ -323,9 +330,25 @@ cdef class Ring:
         """Undo the newest cancel of *op*; return False if it has been submitted."""
         if not uring_undo_cancel(&self.u, op.sequence, <uint64_t><uintptr_t>op):
             return False
+        op.unwanted = False
         if self.trace.fd >= 0:
             uring_trace_cancel(&self.trace, "keep", op.opcode, op.number)
         return True
+
+    cdef int _cancel_again(self) except -1:
+        """Cancel again the operations in flight that have been cancelled.
+
+        The kernel does not find an operation that it is about to try again, because the descriptor
+        has become ready. Most cancels that find nothing come after the operation's completion.
+        """
+        cdef Operation *op = self.in_flight.next
+        cdef int generation = self.generation
+        self.cancel_missed = False
+        while op != &self.in_flight and self.generation == generation:
+            if op.unwanted:
+                self.cancel(op)
+            op = op.next
+        return 0
 
     # ── entering the kernel ──────────────────────────────────────────────────────────────────
 
@@ -461,6 +484,8 @@ cdef class Ring:
             op = operation_of(cqe.user_data)
             res = cqe.res
             flags = cqe.flags
+            if op == NULL:
+                self.cancel_missed |= has_missed(cqe)
             head += 1
             # Consumed before the callback runs: an exception must not deliver it twice.
             uring_consume(&self.u, head)
@@ -470,6 +495,8 @@ cdef class Ring:
                 if not uring_is_usable(&self.u) or self.generation != generation:
                     return self.check_not_forked()
                 head = uring_head(&self.u)
+        if self.cancel_missed:
+            self._cancel_again()
         if not self.old_completions_dispatched:
             self.old_completions_dispatched = <int>(self.old_end - head) <= 0
         return 0
@@ -527,6 +554,7 @@ cdef class Ring:
     cdef void _unlink(self, Operation *op) noexcept:
         remove(op)
         op.in_flight = False
+        op.unwanted = False
         op.quiet = False
         if not op.policy & BACKGROUND:
             count_int(&self.count, -1)
@@ -571,8 +599,13 @@ cdef class Ring:
         cdef Operation *op
         cdef unsigned int flags
         cdef int generation = self.generation
-        # Drop the leading completions that were taken out of turn, so that none is skipped twice.
-        while index != uring_tail(&self.u) and not uring_completion(&self.u, index).user_data:
+        # Drop the leading completions that have no operation, or none any more, so that none is
+        # skipped twice.
+        while index != uring_tail(&self.u):
+            cqe = uring_completion(&self.u, index)
+            if operation_of(cqe.user_data) != NULL:
+                break
+            self.cancel_missed = self.cancel_missed or has_missed(cqe)
             index += 1
             uring_consume(&self.u, index)
         while index != uring_tail(&self.u):
@@ -590,6 +623,8 @@ cdef class Ring:
                 # The callback may have run the loop, which has consumed completions.
                 if <int>(uring_head(&self.u) - index) > 0:
                     index = uring_head(&self.u)
+        if self.cancel_missed and uring_is_usable(&self.u):
+            self._cancel_again()
         return 0
 
     cdef int limit_workers(self) except -1:
@@ -893,6 +928,8 @@ cdef class Ring:
                 expected = 1
             if self._end_completed():
                 idle = 0
+            if self.cancel_missed:
+                self._cancel_again()
         self.memory_pinned = self.u.threaded and self.in_flight.next != &self.in_flight
         return 0
 
@@ -906,6 +943,7 @@ cdef class Ring:
             found = True
             cqe = uring_completion(&self.u, head)
             op = operation_of(cqe.user_data)
+            self.cancel_missed = self.cancel_missed or has_missed(cqe)
             head += 1
             uring_consume(&self.u, head)
             if op != NULL and op.policy & (HOLDS_DESCRIPTOR | NEVER_CANCELLED):

@@ -134,19 +134,19 @@ void softring_enable(softring *s) {
  * bytes that it has sent. */
 static int soft_cancel(softring *s, uint64_t user_data) {
     soft_request *request = soft_find(s, user_data);
-    bool late;
+    int failure;
 
     if (request == NULL)
         return -ENOENT;
     if (s->world != NULL && request->state == SOFT_WAITING) {
-        late = s->world->overtakes(s->world->owner, s, request);
+        failure = s->world->overtakes(s->world->owner, s, request);
         /* The world may have let the request go on, and the request may have ended. */
         request = soft_find(s, user_data);
         if (request == NULL)
             return -ENOENT;
         /* A thread may have the request by now; then it is interrupted below. */
-        if (late && request->state == SOFT_WAITING)
-            return -EALREADY;
+        if (failure < 0 && request->state == SOFT_WAITING)
+            return failure;
     }
     if (request->state == SOFT_WAITING) {
         soft_end(s, request);

@@ -52,10 +52,10 @@ typedef struct soft_world {
     /* Called when a multishot receive of a stream begins, or an operation of a file. */
     void (*begin)(void *owner, soft_request *request);
 
-    /* Called when a request that waits for a descriptor is to be cancelled. Returns true if the
-     * cancel comes too late (EALREADY). The request then goes on, and the world may end it in a
-     * later enter. */
-    bool (*overtakes)(void *owner, softring *s, soft_request *request);
+    /* Called when a request that waits for a descriptor is to be cancelled. Returns 0, or with what
+     * the cancel fails: -EALREADY if it comes too late, and the world ends the request in a later
+     * enter; -ENOENT if it misses the request. In both cases the request goes on. */
+    int (*overtakes)(void *owner, softring *s, soft_request *request);
 
     /* recv(2) or recvmsg(2) into a buffer. *size* is the number of bytes to ask for; the function
      * stores the number for which it has asked. */

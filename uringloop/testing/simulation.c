@@ -113,17 +113,20 @@ static int wait_for_events(void *owner, int epoll_fd, struct epoll_event *events
     return count;
 }
 
-/* Lets a request go on although it is cancelled, and maybe ends it in the next enter. */
-static bool overtakes(void *owner, softring *s, soft_request *request) {
-    bool ends_later;
+/* Continues a request whose cancel comes late, and ends it in the next enter, or misses it. */
+static int overtakes(void *owner, softring *s, soft_request *request) {
+    int failure = 0;
 
     if (!simulation_decide(owner, FAULT_OVERTAKEN))
-        return false;
-    ends_later = simulation_decide(owner, FAULT_OVERTAKEN);
-    simulation_note_of(request)->cancelled = ends_later;
+        return 0;
+    if (simulation_decide(owner, FAULT_OVERTAKEN))
+        failure = -EALREADY;
+    else if (simulation_decide(owner, FAULT_OVERTAKEN))
+        failure = -ENOENT;
+    simulation_note_of(request)->cancelled = failure == -EALREADY;
     if (request->sqe.opcode != IORING_OP_POLL_ADD)
         request->attempt(s, request, request->events);
-    return ends_later;
+    return failure;
 }
 
 static void begin(void *owner, soft_request *request) {
