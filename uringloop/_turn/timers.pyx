@@ -36,8 +36,9 @@ cdef enum:
     # Compact the heap when more than COMPACT_ABOVE of its timers, and more than half of them, are
     # cancelled: asyncio's numbers.
     COMPACT_ABOVE = 100
-    # Initial capacity; it doubles when full, and halves when three quarters are empty.
-    CAPACITY_AT_START = 64
+    # Initial capacity, and that of bursts for which spare timers are kept (TIMERS_MAX). It doubles
+    # when full, and halves when three quarters are empty.
+    CAPACITY_AT_START = 256
     CACHE_LINE = 64
     # A due timer is prefetched before it runs: its handle when HANDLE_AHEAD others come before it,
     # and its context when CONTEXT_AHEAD others do.
