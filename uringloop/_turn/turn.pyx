@@ -512,6 +512,7 @@ cdef class LoopCore:
 
     cdef int sleep(self, int64_t timeout_ns) except -1:
         """Submit, and sleep until something happens, for *timeout_ns* at most."""
+        assert self.waker.poll_op.in_flight, "no other thread could end the sleep"
         store_int(&self.sleeping, True)
         try:
             self.sleeper.wait(timeout_ns)
