@@ -10,9 +10,9 @@ import sys
 
 # Characters of a command line in an answer; some programs take all settings there.
 LENGTH_MAX = 500
-# A part of Python's command line in a process that multiprocessing has started: `spawn_main`, or
-# the server of `forkserver`.
-STARTED_BY_MULTIPROCESSING = "-c from multiprocessing."
+# A part of the program that multiprocessing passes to Python by -c, in a process that it spawns and
+# in the server of `forkserver`. Other statements come before it in later releases of 3.14.
+STARTED_BY_MULTIPROCESSING = "from multiprocessing."
 # What service_of() has found, by process: the service may end before its worker. A forked child
 # adds an entry of its own.
 SERVICES: dict[int, str] = {}
