@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,8 +23,15 @@ BROKEN = {
 
 def run_races(folder: Path, *arguments: str) -> str:
     shutil.copytree(RACES, folder / "races")
-    command = [sys.executable, "-m", "pytest", "races", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "pytest", "races", "-p", "no:cacheprovider", "-p", "asyncio"]
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     return done.stdout + done.stderr
 
 
