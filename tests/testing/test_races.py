@@ -36,7 +36,7 @@ def run_races(folder: Path, *arguments: str) -> str:
 
 
 def test_seeds_find_the_bugs_and_no_others(tmp_path: Path) -> None:
-    out = run_races(tmp_path, "-p", "uringloop.pytest_plugin", "--uringloop-seeds=1000")
+    out = run_races(tmp_path, "-p", "uringloop.pytest_plugin", "--uringloop-seeds=200")
     failed = set(re.findall(r"^FAILED races/(\S+)", out, re.MULTILINE))
     assert failed == BROKEN
     assert "3 failed, 3 passed" in out
