@@ -391,6 +391,7 @@ def test_a_file_that_is_only_partly_cached_is_read_in_full(each_loop: Loop, tmp_
     run(each_loop, main)
 
 
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
 def test_a_forked_child_reads_on_a_loop_of_its_own(loop: uringloop.Loop, path: Path) -> None:
     async def read(file: uringloop.BufferedFile) -> bytes:
         parts = [await file.read(20) for _ in range(1000)]

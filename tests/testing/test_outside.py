@@ -487,6 +487,7 @@ def test_a_socket_that_another_thread_closes_meanwhile_is_nobodys() -> None:
         assert peers.Peers(loop).traffic([(fd, select.POLLIN)], asked_lately=True) == 0  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
 def test_a_forked_child_waits_for_no_loop_of_its_parent() -> None:
     with in_a_thread() as other:
         other.call_soon_threadsafe(other.call_later, 3600, print)
