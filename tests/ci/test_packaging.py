@@ -32,7 +32,7 @@ PACKAGE = ROOT / "uringloop"
 # What an sdist does not have of the files of the repository, and what it has besides.
 LEFT_OUT = {".gitignore"}
 MADE = re.compile(r"PKG-INFO|setup\.cfg|asyncio_uringloop\.egg-info/.*")
-WHEEL_SUFFIXES = (".py", ".pyi", ".pxd", ".h", "page.html", "py.typed")
+WHEEL_SUFFIXES = (".py", ".pyi", "page.html", "py.typed")
 # The distribution's name in names of files.
 DISTRIBUTION = "asyncio_uringloop"
 EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
