@@ -91,8 +91,8 @@ cdef class LoopCore:
     cdef list flush_list
     cdef Py_ssize_t flush_next      # 0 while no flush_all() runs
     cdef Py_ssize_t flush_left
-    cdef object deliveries      # deque of TurnUser: each delivers after the next turn's callbacks
-    cdef Py_ssize_t delivery_count      # its length: every turn reads it, without a call of len()
+    cdef list deliveries        # of TurnUser: each delivers after the next turn's callbacks
+    cdef Py_ssize_t delivered   # so many of them, at the front, have been asked in this turn
     cdef Py_ssize_t queued_bytes    # written in this turn, and left for the end of the turn
     cdef Sleeper sleeper        # decides where the loop sleeps
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
@@ -197,7 +197,11 @@ cdef class LoopCore:
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
                     or self.ring.has_completions() or self.has_starved()
                     or list_size(<PyObject*>self.flush_list)
-                    or self.delivery_count)
+                    or self.deliveries_left())
+
+    cdef inline Py_ssize_t deliveries_left(self) noexcept:
+        return list_size(<PyObject*>self.deliveries) - self.delivered
+
     cdef int submit_and_wait(self) except -1
     cdef int sleep(self, int64_t timeout_ns) except -1
     cdef bint fetch_held_back(self) except -1
@@ -206,6 +210,7 @@ cdef class LoopCore:
     cdef int flush_early(self) except -1
     cdef int add_delivery(self, TurnUser item) except -1
     cdef int deliver_due(self, Py_ssize_t count) except -1
+    cdef int drop_delivered(self) except -1
     cdef int starve(self, TurnUser item) except -1
 
     cdef inline bint has_starved(self) noexcept:

@@ -22,7 +22,6 @@ import inspect
 import sys
 from asyncio import coroutines, format_helpers
 from asyncio.log import logger
-from collections import deque
 
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
@@ -132,7 +131,7 @@ cdef class LoopCore:
         self.ready = ReadyQueue()
         self.inbox = Inbox()
         self.flush_list = []
-        self.deliveries = deque()
+        self.deliveries = []
         self.timers = TimerHeap()
         self.sleeper = Sleeper()
         self.fd_table = FdTable()
@@ -311,7 +310,7 @@ cdef class LoopCore:
     @cython.final
     cdef int run_turn(self) except -1:
         cdef bint held_back = self.ring.mark()
-        cdef Py_ssize_t due = self.delivery_count
+        cdef Py_ssize_t due = self.deliveries_left()
         # A signal handler that ran at the end of the previous turn may have forked.
         self.ring.check_not_forked()
         count_total(&self.counters.turns, 1)
@@ -550,20 +549,30 @@ cdef class LoopCore:
         if not item.delivery_queued:
             item.delivery_queued = True
             self.deliveries.append(item)
-            self.delivery_count += 1
         return 0
 
     cdef int deliver_due(self, Py_ssize_t count) except -1:
         """Let the first *count* items deliver: those that were queued before this turn."""
         cdef TurnUser item
-        # A nested run may have taken some of them.
-        while count and self.delivery_count:
-            count -= 1
-            self.delivery_count -= 1
-            item = self.deliveries.popleft()
-            item.delivery_queued = False
-            item.deliver_more()
+        try:
+            # A nested run may have taken some of them.
+            while count and self.deliveries_left():
+                count -= 1
+                item = <TurnUser>PyList_GET_ITEM_borrowed(self.deliveries, self.delivered)
+                self.delivered += 1
+                item.delivery_queued = False
+                item.deliver_more()
+        finally:
+            self.drop_delivered()
         return 0
+
+    @cython.final
+    cdef int drop_delivered(self) except -1:
+        """Remove the items that have delivered from the list."""
+        cdef Py_ssize_t count = self.delivered
+        # First: a destructor may queue an item.
+        self.delivered = 0
+        return PyList_SetSlice(self.deliveries, 0, count, NULL)
 
     cdef char *allocate_scratch(self) except NULL:
         self.scratch = <char*>PyMem_Malloc(SCRATCH_SIZE)
@@ -660,7 +669,7 @@ cdef class LoopCore:
             self.freelist.clear()
             for each in (self.flush_list, self.deliveries, self.datagram_pool.starved):
                 each.clear()
-            self.delivery_count = 0
+            self.delivered = 0
             self.sleeper.close_epoll()
             self.ring.close()
             self.pool.close()
