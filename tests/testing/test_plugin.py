@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import unittest
 from pathlib import Path
 
 import pytest
+from support.inner_pytest import run_pytest
 
 pytest.importorskip("pytest_asyncio")
 
@@ -80,29 +78,18 @@ ANYIO = """if True:
 """
 
 
-def run_pytest(
+def run_suite(
     folder: Path, text: str, *arguments: str, plugins: tuple[str, ...] = ("asyncio",)
 ) -> str:
     """Run pytest with the plugin, and with *plugins*, on a suite; return what it prints."""
     (folder / "test_it.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-s", "-vv"]
-    for plugin in ("uringloop.pytest_plugin", *plugins):
-        command += ["-p", plugin]
-    done = subprocess.run(
-        [*command, *arguments],
-        cwd=folder,
-        # Importing whatever else is installed takes three times as long as all the rest.
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return done.stdout + done.stderr
+    plugins = ("uringloop.pytest_plugin", *plugins)
+    return run_pytest(folder, "-s", "-vv", *arguments, plugins=plugins)
 
 
 def test_each_asynchronous_test_runs_under_all_seeds(tmp_path: Path) -> None:
-    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60")
+    out = run_suite(tmp_path, SUITE, "--uringloop-seeds=60")
     assert "1 failed, 2 passed" in out
     assert re.search(r"runs of 2 tests: 6,000 s of virtual time in \d+\.\d s", out)
     # The fixtures of the module were made once, for all runs.
@@ -110,10 +97,10 @@ def test_each_asynchronous_test_runs_under_all_seeds(tmp_path: Path) -> None:
 
 
 def test_a_failure_prints_the_command_that_repeats_it(tmp_path: Path) -> None:
-    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60")
+    out = run_suite(tmp_path, SUITE, "--uringloop-seeds=60")
     match = re.search(r"seed (\d+) failed; again: pytest (\S+::test_of_a_race .*)", out)
     assert match is not None
-    again = run_pytest(tmp_path, SUITE, *shlex.split(match[2]))
+    again = run_suite(tmp_path, SUITE, *shlex.split(match[2]))
     assert f"seed {match[1]} failed" in again
     assert "assert [2, 1, 0] != [2, 1, 0]" in again
     assert "1 failed" in again
@@ -150,47 +137,47 @@ GARBAGE = """if True:
 
 
 def test_garbage_is_collected_at_the_same_points_whatever_ran_before(tmp_path: Path) -> None:
-    alone = run_pytest(tmp_path, GARBAGE, "--uringloop-seed=3", "-k", "test_it")
-    later = run_pytest(tmp_path, GARBAGE, "--uringloop-seeds=4")
+    alone = run_suite(tmp_path, GARBAGE, "--uringloop-seed=3", "-k", "test_it")
+    later = run_suite(tmp_path, GARBAGE, "--uringloop-seeds=4")
     ends = re.findall(r"ends of 3 .*", alone)
     assert len(ends) == 1
     assert ends[0] in later
 
 
 def test_another_seed_alone_passes(tmp_path: Path) -> None:
-    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60")
+    out = run_suite(tmp_path, SUITE, "--uringloop-seeds=60")
     match = re.search(r"seed (\d+) failed", out)
     assert match is not None
     other = 0 if match[1] != "0" else 1
-    assert "3 passed" in run_pytest(tmp_path, SUITE, f"--uringloop-seed={other}")
+    assert "3 passed" in run_suite(tmp_path, SUITE, f"--uringloop-seed={other}")
 
 
 def test_the_order_of_ordinary_loops(tmp_path: Path) -> None:
-    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=60", "--uringloop-order=fifo")
+    out = run_suite(tmp_path, SUITE, "--uringloop-seeds=60", "--uringloop-order=fifo")
     assert "3 passed" in out
 
 
 def test_without_options_tests_run_once_in_real_time(tmp_path: Path) -> None:
-    out = run_pytest(tmp_path, SUITE, "-k", "race")
+    out = run_suite(tmp_path, SUITE, "-k", "race")
     assert "1 passed" in out
     assert "virtual time" not in out
 
 
 def test_the_marker_repeats_one_test(tmp_path: Path) -> None:
-    out = run_pytest(tmp_path, MARKED)
+    out = run_suite(tmp_path, MARKED)
     assert "2 passed" in out
     assert "7 runs of 1 tests" in out
 
 
 def test_anyio(tmp_path: Path) -> None:
     pytest.importorskip("anyio")
-    out = run_pytest(tmp_path, ANYIO, "--uringloop-seeds=60", plugins=("anyio",))
+    out = run_suite(tmp_path, ANYIO, "--uringloop-seeds=60", plugins=("anyio",))
     assert "1 failed, 1 passed" in out
     assert "of 2 tests: 60,000 s of virtual time" in out
 
 
 def test_a_count_below_one_is_refused(tmp_path: Path) -> None:
-    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=0")
+    out = run_suite(tmp_path, SUITE, "--uringloop-seeds=0")
     assert "--uringloop-seeds must be at least 1" in out
 
 
@@ -237,25 +224,25 @@ HAS_FACTORY = hasattr(unittest.IsolatedAsyncioTestCase, "loop_factory")
 
 def test_cases_of_unittest_run_under_seeds(tmp_path: Path) -> None:
     own = UNITTEST if HAS_FACTORY else UNITTEST.partition("    class Chosen")[0]
-    out = run_pytest(tmp_path, own, "--uringloop-seeds=60")
+    out = run_suite(tmp_path, own, "--uringloop-seeds=60")
     assert f"1 failed, {3 if HAS_FACTORY else 2} passed" in out
     assert re.search(r"seed \d+ failed; again: pytest \S+::Own::test_of_an_order", out)
     assert re.search(r"runs of \d tests: 60,000 s of virtual time", out)
 
 
 def test_cases_of_unittest_run_on_the_ordinary_loop(tmp_path: Path) -> None:
-    assert "1 passed" in run_pytest(tmp_path, ORDINARY)
+    assert "1 passed" in run_suite(tmp_path, ORDINARY)
 
 
 def test_a_trace_is_written(tmp_path: Path) -> None:
     trace = tmp_path / "trace.txt"
-    run_pytest(tmp_path, SUITE, "--uringloop-seed=1", f"--uringloop-trace={trace}")
+    run_suite(tmp_path, SUITE, "--uringloop-seed=1", f"--uringloop-trace={trace}")
     assert re.search(r"run Task-\d+ test_passes", trace.read_text())
 
 
 def test_seeds_are_spread_over_processes(tmp_path: Path) -> None:
     pytest.importorskip("xdist")
-    out = run_pytest(tmp_path, SUITE, "--uringloop-seeds=30", "-n2", plugins=XDIST)
+    out = run_suite(tmp_path, SUITE, "--uringloop-seeds=30", "-n2", plugins=XDIST)
     assert "1 failed, 2 passed" in out
     assert re.search(r"again: pytest \S+::test_of_a_race .* --uringloop-seed=\d+", out)
 
@@ -281,7 +268,7 @@ FIXTURE = """if True:
     [("--uringloop-seeds=4", "[0, 1, 2, 3]"), ("--uringloop-seed=7", "[7]"), ("-q", "[0]")],
 )
 def test_a_test_may_ask_for_its_seed(tmp_path: Path, option: str, seeds: str) -> None:
-    out = run_pytest(tmp_path, FIXTURE, option)
+    out = run_suite(tmp_path, FIXTURE, option)
     assert "2 passed" in out
     assert f"seeds {seeds}" in out
 
@@ -304,7 +291,7 @@ CLASSES = """if True:
 
 
 def test_each_seed_has_an_instance_and_a_strict_xfail_may_fail_later(tmp_path: Path) -> None:
-    out = run_pytest(tmp_path, CLASSES, "--uringloop-seeds=10")
+    out = run_suite(tmp_path, CLASSES, "--uringloop-seeds=10")
     assert "2 passed, 1 xfailed" in out
 
 
@@ -313,13 +300,13 @@ def test_virtual_time_stays_virtual_under_xdist(tmp_path: Path) -> None:
     suite = CLASSES + "\n".join(
         f"    async def test_{number}(): await asyncio.sleep(600)" for number in range(40)
     )
-    out = run_pytest(tmp_path, suite, "--uringloop-seeds=20", "-n1", plugins=XDIST)
+    out = run_suite(tmp_path, suite, "--uringloop-seeds=20", "-n1", plugins=XDIST)
     assert "42 passed, 1 xfailed" in out
 
 
 @pytest.mark.parametrize("arguments", ["0", "-5", "10, 20", "'10'"])
 def test_a_marker_without_meaning_is_refused(tmp_path: Path, arguments: str) -> None:
     suite = f"import pytest\n@pytest.mark.uringloop_seeds({arguments})\nasync def test_it(): pass\n"
-    out = run_pytest(tmp_path, suite)
+    out = run_suite(tmp_path, suite)
     assert "test_it: uringloop_seeds takes one number of seeds, at least 1" in out
     assert "INTERNALERROR" not in out

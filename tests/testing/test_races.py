@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.inner_pytest import run_pytest
 
 pytest.importorskip("pytest_asyncio")
 
@@ -23,16 +21,7 @@ BROKEN = {
 
 def run_races(folder: Path, *arguments: str) -> str:
     shutil.copytree(RACES, folder / "races")
-    command = [sys.executable, "-m", "pytest", "races", "-p", "no:cacheprovider", "-p", "asyncio"]
-    done = subprocess.run(
-        [*command, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.stdout + done.stderr
+    return run_pytest(folder, "races", *arguments)
 
 
 def test_seeds_find_the_bugs_and_no_others(tmp_path: Path) -> None:
