@@ -605,7 +605,7 @@ cdef class Ring:
             cqe = uring_completion(&self.u, index)
             if operation_of(cqe.user_data) != NULL:
                 break
-            self.cancel_missed = self.cancel_missed or has_missed(cqe)
+            self.cancel_missed |= has_missed(cqe)
             index += 1
             uring_consume(&self.u, index)
         while index != uring_tail(&self.u):
@@ -943,7 +943,7 @@ cdef class Ring:
             found = True
             cqe = uring_completion(&self.u, head)
             op = operation_of(cqe.user_data)
-            self.cancel_missed = self.cancel_missed or has_missed(cqe)
+            self.cancel_missed |= has_missed(cqe)
             head += 1
             uring_consume(&self.u, head)
             if op != NULL and op.policy & (HOLDS_DESCRIPTOR | NEVER_CANCELLED):

@@ -191,7 +191,6 @@ cdef class LoopCore:
     cdef int run_timed(self, Handle handle) except -1
     cdef int report_slow(self, int64_t began, object subject) except -1
     cdef int flush_all(self) except -1
-    cdef int drop_flushed(self) except -1
     cdef inline bint is_idle(self) noexcept:
         """Return whether no callback, completion, receive or flush waits; timers are left out."""
         return not (self.ready.count or self.inbox.has_new() or load_int(&self.stopping)
@@ -210,7 +209,6 @@ cdef class LoopCore:
     cdef int flush_early(self) except -1
     cdef int add_delivery(self, TurnUser item) except -1
     cdef int deliver_due(self, Py_ssize_t count) except -1
-    cdef int drop_delivered(self) except -1
     cdef int starve(self, TurnUser item) except -1
 
     cdef inline bint has_starved(self) noexcept:

@@ -479,17 +479,10 @@ cdef class LoopCore:
                     else:
                         item.flush()
             finally:
-                self.drop_flushed()
+                self.flush_left = 0
+                drop_front(self.flush_list, &self.flush_next)
         self.queued_bytes = 0
         return 0
-
-    @cython.final
-    cdef int drop_flushed(self) except -1:
-        """Remove the items that have been flushed from the list."""
-        cdef Py_ssize_t count = self.flush_next
-        # First: a destructor may queue an item.
-        self.flush_next = self.flush_left = 0
-        return PyList_SetSlice(self.flush_list, 0, count, NULL)
 
     @cython.final
     cdef int submit_and_wait(self) except -1:
@@ -563,16 +556,8 @@ cdef class LoopCore:
                 item.delivery_queued = False
                 item.deliver_more()
         finally:
-            self.drop_delivered()
+            drop_front(self.deliveries, &self.delivered)
         return 0
-
-    @cython.final
-    cdef int drop_delivered(self) except -1:
-        """Remove the items that have delivered from the list."""
-        cdef Py_ssize_t count = self.delivered
-        # First: a destructor may queue an item.
-        self.delivered = 0
-        return PyList_SetSlice(self.deliveries, 0, count, NULL)
 
     cdef char *allocate_scratch(self) except NULL:
         self.scratch = <char*>PyMem_Malloc(SCRATCH_SIZE)
@@ -733,6 +718,14 @@ cdef class LoopCore:
     @property
     def _kernel_entries(self):
         return self.ring.enters()
+
+
+cdef int drop_front(list items, Py_ssize_t *count) except -1:
+    """Remove the first *count* items, which have been served, and set *count* to 0."""
+    cdef Py_ssize_t served = count[0]
+    # First: a destructor may queue an item.
+    count[0] = 0
+    return PyList_SetSlice(items, 0, served, NULL)
 
 
 cdef traverseproc traverse_fields
