@@ -379,22 +379,20 @@ cdef class Ring:
         cdef int res
         cdef unsigned int wanted = self._to_gather()
         self.check_usable()
-        if self.spin(&timeout_ns):
+        if self.spin_ns and self.spin(&timeout_ns):
             return 0
         with nogil:
             res = uring_wait_batch(&self.u, wanted, self.batch_ns, timeout_ns)
         return self._entered(res)
 
     cdef bint spin(self, int64_t *timeout_ns) except -1:
-        """Poll for completions before a sleep, if that is asked for.
+        """Poll for completions before a sleep, for `spin_ns` at most.
 
         Return whether the sleep is not needed any more; otherwise take the time off *timeout_ns*.
         """
         cdef bint found
         cdef int64_t began
         cdef int64_t longest = self.spin_ns
-        if not longest:
-            return False
         if timeout_ns[0] != URING_FOREVER:
             longest = min(longest, timeout_ns[0])
         self.check_usable()

@@ -304,7 +304,7 @@ cdef class Sleeper:
         cdef int64_t longest = self._longest_ns()
         cdef bint limited
         cdef int64_t began, now
-        if self.ring.spin(&timeout_ns):
+        if self.ring.spin_ns and self.ring.spin(&timeout_ns):
             # The turn does not sleep, and the spinning has looked at the ring only.
             return self._look()
         # A forked child would take its parent's wake-ups.
