@@ -201,8 +201,6 @@ def test_the_package_does_not_import_the_benchmark() -> None:
 CORE = set(ORDER[: ORDER.index("policy") + 1]) - {"_streams"}
 # Where the core still names a neighbour, and why. An entry that is no longer needed fails the test.
 EXCEPTIONS = {
-    ("uringloop/_net/delivery.pyx", "_streams"): "Calls the compiled streams' protocol directly",
-    ("uringloop/_tls/data_path.pyx", "_streams"): "Calls the compiled streams' protocol directly",
     ("uringloop/policy.py", "streams"): "run(streams=True) installs them",
 }
 CORE_FILES = [path for path in LIBRARY if package_of(module_of(path)) in CORE]

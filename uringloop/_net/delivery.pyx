@@ -13,8 +13,9 @@ from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, enter, leave
-from uringloop._streams.stream_protocol cimport is_stream_protocol, receive, receive_object
 from uringloop._tls.ssl_protocol cimport is_secure, receive_records
+from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_reader
+from uringloop._transport.compiled_protocol cimport CompiledProtocol, is_compiled
 from uringloop._transport.read_transport cimport (
     BUFFERED,
     COMPILED,
@@ -23,7 +24,6 @@ from uringloop._transport.read_transport cimport (
     TLS,
     ReadTransport,
 )
-from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.transport cimport CLOSING, own, pending_exception
 
 
@@ -39,7 +39,7 @@ cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
 cdef ProtocolKind kind_of(object protocol) except *:
     if is_secure(protocol):
         return TLS
-    if is_stream_protocol(protocol):
+    if is_compiled(protocol):
         return COMPILED
     if appends_to_reader(protocol):
         return STREAM_READER
@@ -88,13 +88,13 @@ cdef inline int deliver_memory(
 
 
 cdef bint feed_reader(ReadTransport transport, const char *memory, int size) except -1:
-    """Do what StreamReaderProtocol.data_received() does; return False if it must be called."""
+    """Do what a stream's data_received() does; return False if it must be called."""
     if transport.loop.in_debug_mode():
         # Debug mode measures and reports slow calls.
         return False
     try:
         if transport.kind == COMPILED:
-            return receive(transport.protocol, memory, size)
+            return (<CompiledProtocol>transport.protocol).receive(memory, size)
         return append_to_reader(transport.protocol, memory, size)
     except BaseException as exc:
         transport.fatal_error(exc, DATA_RECEIVED_FAILED)
@@ -102,11 +102,11 @@ cdef bint feed_reader(ReadTransport transport, const char *memory, int size) exc
 
 
 cdef bint feed_object(ReadTransport transport, bytes data) except -1:
-    """Like `feed_reader`, for an object and a compiled StreamReader."""
+    """Like `feed_reader`, for an object and a CompiledProtocol."""
     if transport.loop.in_debug_mode():
         return False
     try:
-        return receive_object(transport.protocol, data)
+        return (<CompiledProtocol>transport.protocol).receive_object(data)
     except BaseException as exc:
         transport.fatal_error(exc, DATA_RECEIVED_FAILED)
         return True

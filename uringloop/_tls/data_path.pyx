@@ -32,9 +32,9 @@ from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
 from uringloop._kernel.atomics cimport load_int, store_int
-from uringloop._streams.stream_protocol cimport is_stream_protocol, receive_object
 from uringloop._tls.records cimport Records, Scratch, Window, give_scratch, take_scratch
 from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_reader
+from uringloop._transport.compiled_protocol cimport CompiledProtocol, is_compiled
 from uringloop._transport.transport cimport Transport
 from uringloop._transport.write_transport cimport WriteSource, WriteTransport
 from uringloop._turn.turn cimport LoopCore
@@ -596,8 +596,8 @@ cdef class TLSCore(WriteSource):
 
 cdef bint receive_by_reader(object app_protocol, bytes data) except -1:
     """Append *data* to the buffer of a stream; False if data_received() must be called."""
-    if is_stream_protocol(app_protocol):
-        return receive_object(app_protocol, data)
+    if is_compiled(app_protocol):
+        return (<CompiledProtocol>app_protocol).receive_object(data)
     return appends_to_reader(app_protocol) and append_to_reader(
         app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 

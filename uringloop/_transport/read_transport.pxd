@@ -24,7 +24,7 @@ cdef enum Receiving:
 cdef enum ProtocolKind:
     PLAIN           # data_received()
     STREAM_READER   # asyncio's StreamReaderProtocol: see asyncio_reader.pyx
-    COMPILED        # a protocol of `_streams`, which appends to its reader itself
+    COMPILED        # CompiledProtocol: takes bytes by a call in C
     BUFFERED        # get_buffer() and buffer_updated()
     TLS             # TLSProtocol: records without get_buffer(), see data_path.pyx
 
