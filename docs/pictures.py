@@ -99,15 +99,14 @@ class Picture:
 ROWS = (
     (("__main__", "doctor", "top", "as_uvloop", "pytest_plugin", "workers", "bench"), "programs"),
     (
-        ("__init__", "threads", "streams", "policy", "fs", "tempfile", "prometheus"),
+        ("__init__", "threads", "policy", "fs", "tempfile", "prometheus"),
         "public modules",
     ),
-    (("testing", "monitor", "files"), "loops for tests, the monitor, files"),
+    (("streams", "testing", "monitor", "files"), "streams, loops for tests, the monitor, files"),
     (("loop",), "class Loop"),
     (("_loop",), "running, tasks, threads, signals"),
     (("_net", "_process"), "connections, processes"),
     (("_tls",), "TLS above the transports"),
-    (("_streams",), "compiled streams"),
     (("_transport",), "pausing, flow control, writing, closing"),
     (("_turn",), "one turn: handles, timers"),
     (("_ring",), "operations, completions, buffers"),

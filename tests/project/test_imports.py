@@ -196,9 +196,9 @@ def test_the_package_does_not_import_the_benchmark() -> None:
 
 # ── the core ──────────────────────────────────────────────────────────────────────────────────
 
-# What an event loop consists of: the document's list up to `policy`, without compiled streams. All
-# others are its neighbours, and the core works without them.
-CORE = set(ORDER[: ORDER.index("policy") + 1]) - {"_streams"}
+# What an event loop consists of: the document's list up to `policy`. All others are its neighbours,
+# and the core works without them.
+CORE = set(ORDER[: ORDER.index("policy") + 1])
 # Where the core still names a neighbour, and why. An entry that is no longer needed fails the test.
 EXCEPTIONS = {
     ("uringloop/policy.py", "streams"): "run(streams=True) installs them",

@@ -22,8 +22,8 @@ SHOW = """
 """
 COMPILED = {
     **dict.fromkeys(NAMES, "uringloop.streams"),
-    "StreamReaderProtocol": "uringloop._streams.connections",
-    **dict.fromkeys(FUNCTIONS, "uringloop._streams.connections"),
+    "StreamReaderProtocol": "uringloop.streams.connections",
+    **dict.fromkeys(FUNCTIONS, "uringloop.streams.connections"),
 }
 STOCK = dict.fromkeys((*NAMES, *FUNCTIONS), "asyncio.streams")
 

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from uringloop._cpython.stdlib import PROTOCOL_KEEPS_WRITER, SERVERS_REPORT_CALLBACKS
-from uringloop._streams.reader import StreamReader
-from uringloop._streams.stream_protocol import ProtocolCore
-from uringloop._streams.stream_writer import StreamWriter
 from uringloop._turn.turn import LoopCore
+from uringloop.streams.reader import StreamReader
+from uringloop.streams.stream_protocol import ProtocolCore
+from uringloop.streams.stream_writer import StreamWriter
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 ClientConnected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]

@@ -2,8 +2,8 @@
 
 cimport cython
 
-from uringloop._streams.read_buffer cimport ReadBuffer
-from uringloop._streams.read_waiter cimport ReadWaiter
+from uringloop.streams.read_buffer cimport ReadBuffer
+from uringloop.streams.read_waiter cimport ReadWaiter
 from uringloop._turn.turn cimport LoopCore
 
 

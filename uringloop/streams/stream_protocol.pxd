@@ -1,7 +1,7 @@
 """The protocol between a transport and a compiled StreamReader."""
 
 from uringloop._transport.compiled_protocol cimport CompiledProtocol
-from uringloop._streams.reader cimport ReaderCore
+from uringloop.streams.reader cimport ReaderCore
 
 
 cdef class ProtocolCore(CompiledProtocol):

@@ -7,7 +7,7 @@ from typing import Any, Self, SupportsIndex, final
 
 from typing_extensions import disjoint_base
 
-from uringloop._streams.read_buffer import ReadBuffer
+from uringloop.streams.read_buffer import ReadBuffer
 
 @final
 class Read(Coroutine[Any, Any, bytes]):

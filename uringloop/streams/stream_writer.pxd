@@ -1,7 +1,7 @@
 """A compiled StreamWriter."""
 
-from uringloop._streams.stream_protocol cimport ProtocolCore
-from uringloop._streams.reader cimport ReaderCore
+from uringloop.streams.stream_protocol cimport ProtocolCore
+from uringloop.streams.reader cimport ReaderCore
 from uringloop._transport.write_transport cimport WriteTransport
 
 

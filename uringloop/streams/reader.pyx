@@ -53,8 +53,8 @@ from uringloop._cpython.pyapi cimport (
     raise_pending,
     take_bytes,
 )
-from uringloop._streams.read_buffer cimport ReadBuffer
-from uringloop._streams.read_waiter cimport PENDING, RESOLVED, ReadWaiter, new_waiter
+from uringloop.streams.read_buffer cimport ReadBuffer
+from uringloop.streams.read_waiter cimport PENDING, RESOLVED, ReadWaiter, new_waiter
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -365,7 +365,7 @@ cdef class ReaderCore(ReadBuffer):
             return new_read(self, UNTIL, 0, separator)
         if isinstance(separator, tuple) and not HAS_TUPLES:
             # Imported here: few programs use it.
-            from uringloop._streams.separators import read_until_any
+            from uringloop.streams.separators import read_until_any
             return read_until_any(self, separator)
         return STOCK.readuntil(self, separator)
 

@@ -11,7 +11,7 @@ program has dropped is dropped, too.
 
 from uringloop._cpython.pyapi cimport weakly_referenced
 from uringloop._transport.compiled_protocol cimport CompiledProtocol
-from uringloop._streams.reader cimport ReaderCore, feeds_itself, is_stock_reader
+from uringloop.streams.reader cimport ReaderCore, feeds_itself, is_stock_reader
 
 
 cdef class ProtocolCore(CompiledProtocol):

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 
-from uringloop._streams.connections import (
+from uringloop.streams.connections import (
     StreamReaderProtocol,
     open_connection,
     open_unix_connection,
     start_server,
     start_unix_server,
 )
-from uringloop._streams.reader import StreamReader
-from uringloop._streams.stream_writer import StreamWriter
+from uringloop.streams.reader import StreamReader
+from uringloop.streams.stream_writer import StreamWriter
 
 __all__ = [
     "StreamReader",

@@ -1,1 +1,0 @@
-"""Compiled streams: StreamReader, StreamWriter and their protocol."""
