@@ -678,10 +678,11 @@ def seconds_of_exchanges(*, beside_a_thread: bool) -> float:
     """Return for how long, in real time, a client and a server talk that have timers of 10 ms."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1):
-            await asyncio.sleep(0.01)
-            writer.write(data)
-        writer.close()
+        # Also if the program ends first, which cancels this.
+        with contextlib.closing(writer):
+            while data := await reader.read(1):
+                await asyncio.sleep(0.01)
+                writer.write(data)
 
     async def main() -> None:
         asking, asked = os.pipe()
