@@ -118,6 +118,23 @@ def soft(session: nox.Session) -> None:
     run_tests(session, *WORKERS, *chosen, URINGLOOP_BACKEND="soft", **gil_off(session))
 
 
+# The folders of the core's tests. A test that needs a neighbour is skipped.
+CORE_TESTS = ("cpython", "loop", "net", "process", "ring", "tls", "turn")
+
+
+@nox.session
+def core(session: nox.Session) -> None:
+    """Build the core without its neighbours, and run its tests."""
+    sources = BUILD / "core"
+    shutil.rmtree(sources, ignore_errors=True)
+    session.run_install("python", "tests/support/core.py", str(sources))
+    session.install("--quiet", "setuptools", *EXTRAS["test"])
+    options = ("--no-build-isolation", "--force-reinstall", "--no-deps")
+    session.install("--quiet", *options, str(sources), env={"URINGLOOP_DEBUG": "1"})
+    folders = (f"tests/{name}" for name in CORE_TESTS)
+    run_tests(session, *WORKERS, "-p", "support.core_alone", *folders, PYTHONPATH="tests")
+
+
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Run CPython's own tests of asyncio on the loop, and with compiled streams."""

@@ -172,24 +172,26 @@ def extensions() -> list[Extension]:
     headers = [path for path in PACKAGE.glob("*/*.h") if path.parent != BENCH]
     modules = load_order(sorted(shared))
     write_modules_header(modules)
-    return [
-        # One file for all compiled modules, with a PyInit function for each:
-        # `uringloop/_cpython/loading.py` loads them from there.
-        Extension(
-            "uringloop._compiled",
-            [str(path) for path in (*modules, *sorted(written))],
-            include_dirs=[str(PACKAGE), str(MODULES_HEADER.parent)],
-            depends=[str(path) for path in (*sorted(headers), MODULES_HEADER)],
-            **options,
-        ),
-        Extension(
-            "uringloop.bench.loadgen",
-            [str(BENCH / "loadgen.pyx")],
-            include_dirs=[str(BENCH)],
-            depends=[str(path) for path in sorted(BENCH.glob("*.h"))],
-            **options,
-        ),
-    ]
+    # One file for all compiled modules, with a PyInit function for each:
+    # `uringloop/_cpython/loading.py` loads them from there.
+    compiled = Extension(
+        "uringloop._compiled",
+        [str(path) for path in (*modules, *sorted(written))],
+        include_dirs=[str(PACKAGE), str(MODULES_HEADER.parent)],
+        depends=[str(path) for path in (*sorted(headers), MODULES_HEADER)],
+        **options,
+    )
+    if not BENCH.exists():
+        # `nox -s core` builds the core without its neighbours.
+        return [compiled]
+    load_generator = Extension(
+        "uringloop.bench.loadgen",
+        [str(BENCH / "loadgen.pyx")],
+        include_dirs=[str(BENCH)],
+        depends=[str(path) for path in sorted(BENCH.glob("*.h"))],
+        **options,
+    )
+    return [compiled, load_generator]
 
 
 def processes() -> int:

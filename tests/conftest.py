@@ -24,10 +24,9 @@ from support import machine
 from support.leaks import leak_checked
 from support.loops import FACTORIES, LoopFactory
 from support.tls_contexts import Contexts, client_context, server_context
-from support.virtual_time import SEEDS, Oracle
+from support.virtual_time import SEEDS, Oracle, new_virtual_loop
 
 import uringloop
-from uringloop import testing
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs with SIGINT ignored, and children inherit that; the tests need
@@ -91,11 +90,9 @@ def loop() -> Iterator[uringloop.Loop]:
 
 
 @pytest.fixture(params=SEEDS, ids="seed{}".format)
-def virtual_loop(request: pytest.FixtureRequest) -> Iterator[testing.Loop]:
+def virtual_loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
     """A new loop for tests, under each seed, checked for leaks afterwards."""
-    for created in leak_checked(lambda: testing.Loop(request.param)):
-        assert isinstance(created, testing.Loop)
-        yield created
+    yield from leak_checked(lambda: new_virtual_loop(request.param))
 
 
 @pytest.fixture(params=["asyncio", *(f"seed{seed}" for seed in SEEDS)])
@@ -104,7 +101,7 @@ def each_virtual_loop(request: pytest.FixtureRequest) -> Iterator[asyncio.Abstra
     if request.param == "asyncio":
         yield from leak_checked(Oracle)
     else:
-        yield from leak_checked(lambda: testing.Loop(int(request.param.removeprefix("seed"))))
+        yield from leak_checked(lambda: new_virtual_loop(int(request.param.removeprefix("seed"))))
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -1,8 +1,8 @@
 """The core without its neighbours: it imports none of them, and its loops run without them.
 
-`CORE` in test_imports.py says which packages these are. A folder of links to them, with a front of
-its own, is a package without neighbours. The compiled modules of neighbours are there nevertheless,
-because all compiled modules are in one file.
+A folder of links to its packages, with a front of its own, is a package without neighbours. The
+compiled modules of neighbours are there nevertheless, because all compiled modules are in one file:
+`nox -s core` builds and tests the core without them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.core import CORE, FRONT, NEIGHBOURS
 from support.loops import each_ring
 from support.roles import PATIENCE
-from test_imports import CORE, ORDER, package_of
+from test_imports import package_of
 
 import uringloop
 from uringloop._cpython import loading
 
 PACKAGE = Path(uringloop.__file__).parent
 PROGRAM = Path(__file__).parents[1] / "support" / "core_program.py"
-NEIGHBOURS = set(ORDER) - CORE - {"__init__"}
-# In place of the public front, which names the neighbours. At the end of a program it prints which
-# modules of the package were imported, present or absent.
-FRONT = """
+# Goes before the front. At the end of a program it prints which modules of the package were
+# imported, present or absent.
+WATCHER = """
 import atexit
 import sys
 
@@ -39,10 +39,6 @@ class Watcher:
 
 sys.meta_path.insert(0, Watcher)
 atexit.register(lambda: print(*wanted))
-
-import uringloop._cpython.loading
-from uringloop.loop import Loop
-from uringloop.policy import EventLoopPolicy, install, new_event_loop, run
 """
 
 
@@ -51,7 +47,7 @@ def core(tmp_path: Path) -> Path:
     """A folder with a package that is the core alone."""
     package = tmp_path / "uringloop"
     package.mkdir()
-    (package / "__init__.py").write_text(FRONT)
+    (package / "__init__.py").write_text(WATCHER + FRONT)
     for source in (Path(loading.FILE), *(PACKAGE / name for name in CORE)):
         if not source.exists():
             source = source.with_suffix(".py")

@@ -15,20 +15,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from support.core import CORE, ORDER
 from support.sources import LIBRARY, PACKAGE, ROOT, module_of, name_of
 
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
 # Extension modules without a source file of their name.
 MADE = {"_compiled"}
-
-
-def packages_in_order() -> list[str]:
-    """Return the packages and the public modules of the document, the lowest first."""
-    (block,) = re.findall(r"^```text\n(bench .*?)^```", ARCHITECTURE.read_text(), re.M | re.S)
-    return [line.split()[0] for line in reversed(block.splitlines())]
-
-
-ORDER = packages_in_order()
 
 
 def for_annotations_only(node: ast.stmt) -> bool:
@@ -196,9 +187,6 @@ def test_the_package_does_not_import_the_benchmark() -> None:
 
 # ── the core ──────────────────────────────────────────────────────────────────────────────────
 
-# What an event loop consists of: the document's list up to `policy`. All others are its neighbours,
-# and the core works without them.
-CORE = set(ORDER[: ORDER.index("policy") + 1])
 # Where the core still names a neighbour, and why. An entry that is no longer needed fails the test.
 EXCEPTIONS = {
     ("uringloop/policy.py", "streams"): "run(streams=True) installs them",

@@ -7,8 +7,8 @@ import sys
 from types import ModuleType
 
 import pytest
+from support.core import ORDER
 from support.sources import ROOT
-from test_imports import ORDER
 
 SCRIPT = ROOT / "docs" / "pictures.py"
 
