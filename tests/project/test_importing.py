@@ -116,7 +116,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
     # The modules of private packages, except those that are loaded on first use.
     private = {path for path in LIBRARY if path.suffix in (".py", ".pyx")}
     private = {path for path in private if path.parent.name.startswith("_")}
-    apart = ("_as_uvloop", "_kernel", "_pyinstaller")
+    apart = ("_as_uvloop", "_pyinstaller")
     private = {p for p in private if p.parent.name not in apart}
     names = {f"{path.parent.name}.{path.stem}" for path in private}
     names -= {"_ring.limits", "_ring.system_calls"}

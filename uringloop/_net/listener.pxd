@@ -1,9 +1,9 @@
 """The kernel's side of a server: a listening socket, from which the loop accepts."""
 
+from uringloop._kernel.addresses cimport LocalEnd
 from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._net.shared_listeners cimport ListeningSocket, SharedListeners
 from uringloop._net.stream_transport cimport StreamTransport
-from uringloop._turn.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections
 
 

@@ -21,6 +21,7 @@ from asyncio import constants, trsock
 from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, PyContext_Enter, PyContext_Exit
+from uringloop._kernel.addresses cimport LocalEnd
 from uringloop._kernel.errors cimport (
     EAGAIN,
     EBADF,
@@ -54,7 +55,6 @@ from uringloop._net.stream_transport cimport (
     wants_nodelay,
 )
 from uringloop._ring.ring cimport ENDS_WITH_RUN, Operation, Ring, operation_init
-from uringloop._turn.addresses cimport LocalEnd
 from uringloop._transport.transport cimport Connections, close_socket
 from uringloop._turn.turn cimport LoopCore
 

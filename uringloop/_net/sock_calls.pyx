@@ -36,8 +36,8 @@ from uringloop._kernel.libc cimport (
     recv,
     send,
 )
+from uringloop._transport.poll_once cimport PollOnce, poll_once
 from uringloop._transport.transport cimport own
-from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
 from uringloop._net.resolver import ensure_resolved

@@ -1,9 +1,9 @@
 """A TCP or UNIX stream connection."""
 
 cimport cython
+from uringloop._kernel.addresses cimport LocalEnd
 from uringloop._kernel.libc cimport sockaddr_in6
 from uringloop._ring.ring cimport Operation
-from uringloop._turn.addresses cimport LocalEnd
 from uringloop._transport.read_transport cimport IDLE, Receiving
 from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport LoopCore

@@ -39,6 +39,7 @@ from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, cut_bytes, take_bytes
+from uringloop._kernel.addresses cimport LocalEnd, python_address
 from uringloop._kernel.atomics cimport count_total, store_int
 from uringloop._kernel.errors cimport EAGAIN, ECANCELED, ECONNRESET, EINTR, ENOBUFS, errno, os_error
 from uringloop._kernel.io_uring cimport (
@@ -104,7 +105,6 @@ from uringloop._transport.transport cimport (
     socket_extra,
 )
 from uringloop._transport.write_transport cimport WriteTransport
-from uringloop._turn.addresses cimport LocalEnd, python_address
 from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
 

@@ -2,8 +2,8 @@
 
 from cpython.object cimport PyObject
 
+from uringloop._cpython.freelist cimport FreeList
 from uringloop._kernel.libc cimport iovec, msghdr
-from uringloop._turn.freelist cimport FreeList
 
 
 cdef enum:

@@ -11,9 +11,9 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
+from uringloop._cpython.freelist cimport FreeList
 from uringloop._kernel.atomics cimport count_size
 from uringloop._kernel.libc cimport msghdr
-from uringloop._turn.freelist cimport FreeList
 
 from uringloop._cpython.stdlib import WRITE_TAKES_BYTES_LIKE
 

@@ -29,9 +29,9 @@ from uringloop._kernel.errors cimport EAGAIN, ECANCELED, EINTR, errno, os_error
 from uringloop._kernel.libc cimport POLLOUT
 from uringloop._ring.ring cimport CONFIRMED, ENDS_WITH_RUN, Operation, operation_init
 from uringloop._transport.flow_control cimport FlowControl
+from uringloop._transport.poll_once cimport PollOnce, poll_once
 from uringloop._transport.transport cimport BROKEN, CLOSING, ENDING, OPEN, load_life
 from uringloop._transport.write_queue cimport WriteQueue, as_bytes
-from uringloop._turn.poll cimport PollOnce, poll_once
 from uringloop._turn.turn cimport QUEUED_BYTES_MAX, is_elsewhere
 
 

@@ -3,15 +3,15 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint64_t
 
+from uringloop._cpython.freelist cimport FreeList
 from uringloop._cpython.pyapi cimport FREE_THREADED, list_size, this_thread
+from uringloop._kernel.addresses cimport SenderCache
 from uringloop._kernel.atomics cimport load_int, load_long, replace_long, store_long_release
 from uringloop._kernel.libc cimport sched_yield
 from uringloop._ring.buffers cimport BufferPool
 from uringloop._ring.ring cimport Ring
 from uringloop._ring.wakeup cimport WakeUp
-from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
-from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport Handle, TimerHandle
 from uringloop._turn.inbox cimport Inbox
 from uringloop._turn.ready cimport ReadyQueue

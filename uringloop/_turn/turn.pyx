@@ -28,6 +28,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_GenericSetAttr
 from libc.stdint cimport int64_t, uint64_t
 
+from uringloop._cpython.freelist cimport FreeList
 from uringloop._cpython.pyapi cimport (
     PyErr_CheckSignals,
     PyList_GET_ITEM_borrowed,
@@ -40,6 +41,7 @@ from uringloop._cpython.pyapi cimport (
     traverseproc,
     visitproc,
 )
+from uringloop._kernel.addresses cimport SenderCache
 from uringloop._kernel.atomics cimport (
     count_total,
     load_double,
@@ -67,9 +69,7 @@ from uringloop._ring.ring cimport (
 )
 from uringloop._ring.uring cimport URING_FOREVER
 from uringloop._ring.wakeup cimport WakeUp
-from uringloop._turn.addresses cimport SenderCache
 from uringloop._turn.fd_table cimport FdTable
-from uringloop._turn.freelist cimport FreeList
 from uringloop._turn.handles cimport (
     Handle,
     TimerHandle,
