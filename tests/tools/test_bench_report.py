@@ -6,6 +6,7 @@ import dataclasses
 import html.parser
 import importlib.util
 import itertools
+import os
 import random
 import re
 import shutil
@@ -404,6 +405,8 @@ def in_browser(folder: Path, text: str, *options: str) -> subprocess.CompletedPr
             *(f"--user-data-dir={folder / 'profile'}", *options),
             (folder / "page.html").as_uri(),
         ],
+        # Without the library of a sanitizer, under which the browser would take minutes.
+        env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
         capture_output=True,
         text=True,
         timeout=60,
