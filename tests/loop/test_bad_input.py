@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,7 @@ if transports.JOINED:
         "plain: after write_eof: writelines([every second])": COPIED,
     }
 
+HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 UNCLOSED = re.compile("ResourceWarning: unclosed (<socket|transport <_Unix)")
 
 
@@ -93,6 +95,9 @@ def test_bad_input_has_the_same_outcome_as_on_asyncio(case: Case, tmp_path: Path
     theirs.warnings = [
         each for each in theirs.warnings if each in ours.warnings or not UNCLOSED.match(each)
     ]
+    if case.name == "run_in_executor(coroutine function)" and not HAS_GIL:
+        # The coroutine is freed by the executor's thread, maybe where warnings are not caught.
+        ours.warnings = theirs.warnings = []
     # asyncio often sets no cause; then any cause is accepted.
     theirs.cause = theirs.cause or ours.cause
     if str(case) in DELIBERATE:
