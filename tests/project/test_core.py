@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.core import CORE, FRONT, NEIGHBOURS
+from support.core import FRONT, NEIGHBOURS, parts_of_the_core
 from support.loops import each_ring
 from support.roles import PATIENCE
 from test_imports import package_of
@@ -48,9 +48,7 @@ def core(tmp_path: Path) -> Path:
     package = tmp_path / "uringloop"
     package.mkdir()
     (package / "__init__.py").write_text(WATCHER + FRONT)
-    for source in (Path(loading.FILE), *(PACKAGE / name for name in CORE)):
-        if not source.exists():
-            source = source.with_suffix(".py")
+    for source in (Path(loading.FILE), *parts_of_the_core(PACKAGE)):
         (package / source.name).symlink_to(source)
     return tmp_path
 

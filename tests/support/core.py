@@ -47,9 +47,9 @@ __version__ = "0.0.0"
 BUILT_FROM = ("setup.py", "pyproject.toml", "README.md", "LICENSE")
 
 
-def sources_of_the_core() -> list[Path]:
-    """Return its folders and files in the source tree."""
-    return [path for path in PACKAGE.iterdir() if path.stem in CORE]
+def parts_of_the_core(package: Path) -> list[Path]:
+    """Return its folders and files in *package*, the source tree's or an installed one."""
+    return [path for path in package.iterdir() if path.stem in CORE]
 
 
 def copy_sources(folder: Path) -> None:
@@ -59,7 +59,7 @@ def copy_sources(folder: Path) -> None:
     (package / "__init__.py").write_text(FRONT)
     for name in BUILT_FROM:
         shutil.copy2(ROOT / name, folder)
-    for path in sources_of_the_core():
+    for path in parts_of_the_core(PACKAGE):
         if path.is_dir():
             shutil.copytree(path, package / path.name)
         else:
