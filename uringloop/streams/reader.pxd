@@ -2,9 +2,9 @@
 
 cimport cython
 
+from uringloop._turn.turn cimport LoopCore
 from uringloop.streams.read_buffer cimport ReadBuffer
 from uringloop.streams.read_waiter cimport ReadWaiter
-from uringloop._turn.turn cimport LoopCore
 
 
 # What a Read waits for.

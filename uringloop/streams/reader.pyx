@@ -53,9 +53,9 @@ from uringloop._cpython.pyapi cimport (
     raise_pending,
     take_bytes,
 )
+from uringloop._turn.turn cimport LoopCore
 from uringloop.streams.read_buffer cimport ReadBuffer
 from uringloop.streams.read_waiter cimport PENDING, RESOLVED, ReadWaiter, new_waiter
-from uringloop._turn.turn cimport LoopCore
 
 
 cdef enum:

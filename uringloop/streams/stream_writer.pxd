@@ -1,8 +1,8 @@
 """A compiled StreamWriter."""
 
-from uringloop.streams.stream_protocol cimport ProtocolCore
-from uringloop.streams.reader cimport ReaderCore
 from uringloop._transport.write_transport cimport WriteTransport
+from uringloop.streams.reader cimport ReaderCore
+from uringloop.streams.stream_protocol cimport ProtocolCore
 
 
 cdef class WriterCore:

@@ -17,10 +17,10 @@ from cpython.ref cimport Py_INCREF
 
 from uringloop._cpython.awaitables cimport PYGEN_RETURN, raise_thrown, set_send, set_step
 from uringloop._cpython.pyapi cimport keep_for_ever
-from uringloop.streams.stream_protocol cimport ProtocolCore
-from uringloop.streams.reader cimport ReaderCore
 from uringloop._transport.transport cimport BROKEN, load_life
 from uringloop._transport.write_transport cimport WriteTransport
+from uringloop.streams.reader cimport ReaderCore
+from uringloop.streams.stream_protocol cimport ProtocolCore
 
 
 cdef object STOCK = streams.StreamWriter
