@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from uringloop import testing
 
 PROGRAM = """if True:
     import asyncio, sys
@@ -78,6 +83,13 @@ PROGRAM = """if True:
         runner.run(main())
 """
 
+BUSY = """if True:
+    import os, sys
+    os.sched_setaffinity(0, {int(sys.argv[1])})
+    while True:
+        pass
+"""
+
 
 def trace_of(seed: int, path: Path) -> str:
     command = [sys.executable, "-c", PROGRAM, str(seed), path.name]
@@ -108,3 +120,40 @@ def test_a_trace_names_callbacks_and_operations(tmp_path: Path) -> None:
     times = [float(line.split()[0]) for line in lines]
     assert times[0] == 1000
     assert times == sorted(times)
+
+
+def lag(processor: int) -> None:
+    """Let the calling thread run on one processor, and rarely if it is busy."""
+    os.sched_setaffinity(0, {processor})
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 15)
+
+
+def work(ran: list[int]) -> None:
+    """Work for longer than one slice of a processor, and for less than the loop waits."""
+    ran.append(sum(range(200_000)))
+
+
+async def lagging_answers(executor: ThreadPoolExecutor) -> list[bool]:
+    """Return for each of some calls in a thread whether the loop has waited for its answer."""
+    loop = asyncio.get_running_loop()
+    answered = []
+    for _ in range(5):
+        ran: list[int] = []
+        future = loop.run_in_executor(executor, work, ran)
+        answered.append(bool(ran))
+        await future
+    return answered
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_a_loop_waits_for_a_thread_that_waits_for_a_processor() -> None:
+    processor = min(os.sched_getaffinity(0))
+    with (
+        subprocess.Popen([sys.executable, "-c", BUSY, str(processor)]) as busy,
+        ThreadPoolExecutor(1, initializer=lag, initargs=(processor,)) as executor,
+        asyncio.Runner(loop_factory=lambda: testing.Loop(1)) as runner,
+    ):
+        try:
+            assert runner.run(lagging_answers(executor)) == [True] * 5
+        finally:
+            busy.kill()

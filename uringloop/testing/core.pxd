@@ -86,6 +86,7 @@ cdef class TestingCore(LoopCore):
     cdef int shuffle_ready(self) except -1
     cdef Py_ssize_t below(self, Py_ssize_t limit) noexcept
     cdef int shuffle_due(self) except -1
+    cdef bint was_called(self, uintptr_t before) noexcept
     cdef int order_by_step(self, Py_ssize_t begin, Py_ssize_t end) except -1
     cdef bint has_nothing(self) noexcept
     cdef double idle_s(self) noexcept

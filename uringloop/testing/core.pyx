@@ -38,6 +38,7 @@ from uringloop._ring.uring cimport URING_FOREVER
 from uringloop.files.scheduling cimport files_of
 from uringloop.testing import other_loops
 from uringloop.testing.places cimport ANYWHERE, BEHIND, FIXED, Place, name_of, place_of
+from uringloop.testing.thread_states import Lagging
 from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
 from uringloop._turn.inbox cimport ASLEEP, EMPTY
 from uringloop._turn.timers cimport NO_DEADLINE
@@ -119,11 +120,13 @@ cdef enum:
 cdef enum:
     NOBODY = 1
 
-# For how long, in real time, the loop waits for a thread that it has given work, and how often it
-# looks for the answer.
+# For how long, in real time, the loop waits for a thread that it has given work, and at most while
+# threads wait for a processor; and how often it looks for the answer, and for such threads.
 cdef enum:
     THREAD_NS = 20 * 1000 * 1000
+    THREAD_MAX_NS = 1000 * 1000 * 1000
     THREAD_LOOK_US = 20
+    LAGGING_LOOK_US = 1000
 
 # While the loop runs, it collects garbage itself, after so many turns in which something ran;
 # Python's automatic collection, which counts new objects, is off. So `__del__` comes at the same
@@ -605,10 +608,19 @@ cdef class TestingCore(LoopCore):
         *before* is what `_newest_call()` returned before the thread got its work. The answer of a
         thread that works without waiting thus comes at the same point of each run.
         """
-        cdef int64_t until = uring_clock_ns() + THREAD_NS
-        while load_pointer(&self.inbox.newest) == before and uring_clock_ns() < until:
+        cdef int64_t begin = uring_clock_ns()
+        while not self.was_called(before) and uring_clock_ns() < begin + THREAD_NS:
             with nogil:
                 usleep(THREAD_LOOK_US)
+        lagging = Lagging(THREAD_NS)
+        while (not self.was_called(before) and uring_clock_ns() < begin + THREAD_MAX_NS
+                and lagging.look()):
+            with nogil:
+                usleep(LAGGING_LOOK_US)
+
+    cdef bint was_called(self, uintptr_t before) noexcept:
+        """Return whether `_newest_call()` differs from *before*."""
+        return load_pointer(&self.inbox.newest) != before
 
     def _files_work(self):
         """Return whether a thread works for a file."""

@@ -171,6 +171,33 @@ def state_of(call: Call) -> ThreadState:
     return ThreadState.BLOCKED if words[0] == FUTEX else ThreadState.SERVES
 
 
+class Lagging:
+    """The threads that run, and have not had *enough_ns* of a processor since they were first seen.
+
+    On a busy machine a thread may wait for a processor for longer than it works.
+    """
+
+    def __init__(self, enough_ns: int) -> None:
+        self.enough_ns = enough_ns
+        # What each thread had had of a processor when it was first seen to run, in ns.
+        self.first: dict[str, int] = {}
+
+    def look(self) -> bool:
+        """Return whether there is such a thread."""
+        own = str(threading.get_native_id())
+        return any(self.lags(name) for name in proc.names("/proc/self/task") if name != own)
+
+    def lags(self, name: str) -> bool:
+        try:
+            if look_at(name).line != RUNNING:
+                return False
+            had = int(read(name, "schedstat").split()[0])
+        except OSError:
+            # It has just ended, or the kernel keeps no such account.
+            return False
+        return had - self.first.setdefault(name, had) < self.enough_ns
+
+
 # A thread that has just been started runs, whatever it does afterwards. So a new loop looks at the
 # threads that were there before it, up to so many times and at such intervals, until none runs.
 SETTLE_LOOKS = 100
