@@ -88,6 +88,15 @@ class End:
             return True
         return self.eof or (peer.usable and not peer.ended)
 
+    @property
+    def _has_just_resumed(self) -> bool:
+        """Whether bytes come for the first time after a pause.
+
+        What the ring had taken before the pause and what came to the socket during it are delivered
+        in one turn: asyncio takes them by one receive.
+        """
+        return self.resumes > 0 and self.scheduled == self.messages
+
     # Callbacks of the loop.
 
     def connection_made(self, transport: Any) -> None:
@@ -106,7 +115,10 @@ class End:
             self._claim(not self.resuming, "bytes in the turn of resume_reading")
             self.small &= size <= SMALL
             if self.small and self.messages < FIRST:
-                self._claim(not self.scheduled, "bytes before what the last ones have scheduled")
+                self._claim(
+                    not self.scheduled or self._has_just_resumed,
+                    "bytes before what the last ones have scheduled",
+                )
         self.messages += 1
         self.scheduled += 1
         self.model.loop.call_soon(self._ran)
