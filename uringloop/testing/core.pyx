@@ -124,9 +124,9 @@ cdef enum:
 # threads wait for a processor; and how often it looks for the answer, and for such threads.
 cdef enum:
     THREAD_NS = 20 * 1000 * 1000
-    THREAD_MAX_NS = 1000 * 1000 * 1000
     THREAD_LOOK_US = 20
     LAGGING_LOOK_US = 1000
+cdef int64_t THREAD_MAX_NS = 10_000_000_000
 
 # While the loop runs, it collects garbage itself, after so many turns in which something ran;
 # Python's automatic collection, which counts new objects, is off. So `__del__` comes at the same
