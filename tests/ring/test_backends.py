@@ -20,6 +20,7 @@ from typing import TypedDict
 
 import pytest
 from support import machine, seccomp
+from support.debug_reports import without_slow_calls
 from support.leaks import open_fds
 from support.loops import each_ring, on_io_uring
 from support.roles import in_thread
@@ -381,7 +382,7 @@ def while_switched(value: str, script: str) -> list[str]:
                 out, err = child.communicate("go\n", timeout=10)
         finally:
             child.kill()
-    assert (child.returncode, err) == (0, "")
+    assert (child.returncode, without_slow_calls(err)) == (0, "")
     return out.splitlines()
 
 
