@@ -95,7 +95,7 @@ def lines_of(script: str, *options: str, under: str | None = None, **variables: 
     from support.debug_reports import without_slow_calls
 
     ended = run(*options, "-c", textwrap.dedent(script), under=under, **variables)
-    assert (ended.returncode, without_slow_calls(ended.stderr)) == (0, "")
+    assert (ended.returncode, without_slow_calls(ended.stderr)) == (0, ""), ended
     return ended.stdout.splitlines()
 
 
