@@ -43,6 +43,9 @@ class Refusing(threading.Thread):
 
     def run(self) -> None:
         self.sock.setblocking(True)
+        if self.sock.family == socket.AF_INET:
+            # By default the answer may wait for the acknowledgement of the handshake's last bytes.
+            self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         conn = self.sock
         if self.contexts is not None:
             conn = self.contexts.server.wrap_socket(conn, server_side=True)
