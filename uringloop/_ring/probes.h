@@ -148,21 +148,21 @@ static inline long uring_call_number(const char *name) {
 
 /* Makes a system call with arguments that none of those above accepts, in a child process, which a
  * sandbox may kill for it. Returns the errno, -1 if the child was killed, or 0 if there is no
- * child. */
+ * child. The child has memory of its own: before Linux 5.16, the signal by which a sandbox kills it
+ * ends every process that shares its memory, as a child of vfork() does. */
 static inline int uring_ask_call(long number) {
-    volatile int error = -1;
-    pid_t child = vfork();
+    pid_t child = fork();
+    int status = 0;
 
     if (child == 0) {
         syscall(number, -1L, -1L, -1L, -1L, -1L, -1L);
-        error = errno;
-        _exit(0);
+        _exit(errno);
     }
     if (child < 0)
         return 0;
-    while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
         ;
-    return error;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 /* Returns whether the kernel can open a path from its caches alone, and describe its mount. */
