@@ -6,6 +6,7 @@
 #ifndef URINGLOOP_PROBES_H
 #define URINGLOOP_PROBES_H
 
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -149,20 +150,31 @@ static inline long uring_call_number(const char *name) {
 /* Makes a system call with arguments that none of those above accepts, in a child process, which a
  * sandbox may kill for it. Returns the errno, -1 if the child was killed, or 0 if there is no
  * child. The child has memory of its own: before Linux 5.16, the signal by which a sandbox kills it
- * ends every process that shares its memory, as a child of vfork() does. */
+ * ends every process that shares its memory, as a child of vfork() does. It answers by one shared
+ * page, because its status is lost if SIGCHLD is ignored. */
 static inline int uring_ask_call(long number) {
-    pid_t child = fork();
-    int status = 0;
+    const size_t size = sizeof(int);
+    volatile int *answer =
+        mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int error = 0;
+    pid_t child;
 
+    if (answer == MAP_FAILED)
+        return 0;
+    *answer = -1;
+    child = fork();
     if (child == 0) {
         syscall(number, -1L, -1L, -1L, -1L, -1L, -1L);
-        _exit(errno);
+        *answer = errno;
+        _exit(0);
     }
-    if (child < 0)
-        return 0;
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR)
-        ;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (child > 0) {
+        while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
+            ;
+        error = *answer;
+    }
+    munmap((void *)answer, size);
+    return error;
 }
 
 /* Returns whether the kernel can open a path from its caches alone, and describe its mount. */
