@@ -442,7 +442,7 @@ async def test_sendto_works_in_connection_made(each_loop: Loop) -> None:
 
     with udp() as peer:
         async with endpoint(each_loop, Eager(), remote_addr=peer.getsockname()):
-            assert drained(peer) == [b"first"]
+            assert drained(peer, 1) == [b"first"]
 
 
 @on_loop

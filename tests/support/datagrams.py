@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from support.roles import Loop, released, until
+from support.roles import PATIENCE, Loop, released, until
 
 Mail = tuple[bytes, Any]
 
@@ -111,11 +112,16 @@ def unsent(transport: asyncio.DatagramTransport) -> int:
     return size
 
 
-def drained(sock: socket.socket) -> list[bytes]:
-    """Receive all datagrams that a non-blocking socket has."""
-    found = []
+def drained(sock: socket.socket, count: int = 0) -> list[bytes]:
+    """Receive all datagrams that a non-blocking socket has; wait for the first *count* of them.
+
+    On a busy machine, the loopback interface may deliver a datagram after its send has returned.
+    """
+    found: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
         while True:
+            if len(found) < count:
+                select.select([sock], [], [], PATIENCE)
             found.append(sock.recv(1 << 20))
     return found
 
