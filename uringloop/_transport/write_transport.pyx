@@ -469,7 +469,11 @@ cdef class WriteTransport(FlowControl):
         self.enter_closing()
         self.stop_reading()
         if not self.queue.count:
-            self.schedule_end(self.send_error)
+            if self.writing_paused and self.send_error is None:
+                # The flush calls resume_writing(), which may write the last bytes.
+                self.loop.add_flush(self)
+            else:
+                self.schedule_end(self.send_error)
         return 0
 
     cdef bint is_sending(self) noexcept:
