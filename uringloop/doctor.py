@@ -42,7 +42,6 @@ BENEFITS = {
     "epoll_wait": "add_reader and add_writer need no system call for each turn",
     "epoll_sleep": "a loop busy with add_reader and add_writer sleeps in epoll_wait(2)",
     "nameless_files": "a file written by `write_atomic` has no name until it is complete",
-    "compiled_tls": "TLS records pass between the ring and OpenSSL without Python code",
     "bio_memory": "OpenSSL reads and writes records in place, without copies",
     "stream_reader": "received bytes go into a StreamReader's buffer without Python code",
     "socket_slots": "a socket call that waits reads the socket's fields from C",

@@ -87,6 +87,9 @@ EXCLUDED: dict[str, str] = {
     "test_sslproto.SslProtoHandshakeTests.test_connection_lost_when_busy": (
         "calls _make_socket_transport"
     ),
+    SSL + "test_remote_shutdown_receives_trailing_data": (
+        "calls _test__append_write_backlog, which asyncio has for this test"
+    ),
     SSL + "test_remote_shutdown_receives_trailing_data_on_slow_socket": (
         "puts a mock in the selector transport's write"
     ),

@@ -199,7 +199,7 @@ CONTRACT = (
         "",
         "asyncio.base_events asyncio.base_subprocess asyncio.constants asyncio.coroutines "
         "asyncio.events asyncio.format_helpers asyncio.log asyncio.runners "
-        "asyncio.selector_events asyncio.sslproto asyncio.staggered asyncio.streams "
+        "asyncio.selector_events asyncio.staggered asyncio.streams "
         "asyncio.tasks asyncio.transports asyncio.trsock asyncio.unix_events",
         "3.8",
         "constants, messages, the logger, TransportSocket and staggered_race() are asyncio's own",
@@ -209,55 +209,14 @@ CONTRACT = (
 
 # ── compiled code in place of the standard library's ─────────────────────────────────────────
 
-# The compiled data path of TLS, and memory that is lent to MemoryBIOs.
+# The objects of the `ssl` module.
 TLS = (
-    Row(
-        "asyncio.sslproto.SSLProtocol",
-        "_do_read _do_read__buffered _do_read__copied _do_write _do_flush _do_shutdown "
-        "_process_outgoing _resume_reading _get_write_buffer_size _get_read_buffer_size "
-        "_get_app_transport _set_app_protocol _write_appdata _fatal_error _control_app_writing "
-        "_control_ssl_reading _start_shutdown _on_shutdown_complete _call_eof_received "
-        "_wakeup_waiter _start_handshake _handshake_start_time",
-        "3.11",
-        "a record passes without Python code; of a BufferedProtocol no byte is lost at the end",
-        "asyncio's SSLProtocol alone, with asyncio's behaviour and 256 KiB for each connection",
-        "compiled_tls",
-    ),
-    Row(
-        "asyncio.sslproto.SSLProtocol",
-        "_app_protocol _app_protocol_buffer_updated _app_protocol_get_buffer "
-        "_app_protocol_is_buffer _app_reading_paused _app_transport_created "
-        "_app_writing_paused _eof_received _incoming_high_water _loop "
-        "_outgoing _outgoing_high_water _ssl_buffer _ssl_reading_paused _ssl_writing_paused "
-        "_sslobj _state _transport _write_backlog _write_buffer_size",
-        "3.11",
-        "both halves share their state: these fields are C's, under the same names",
-        "asyncio's SSLProtocol alone",
-        "compiled_tls",
-    ),
-    Row(
-        "asyncio.sslproto._SSLProtocolTransport",
-        "_closed _ssl_protocol",
-        "3.11",
-        "write() of the program's transport calls the compiled data path",
-        "asyncio's transport alone",
-        "compiled_tls",
-    ),
-    Row(
-        "asyncio.sslproto",
-        "SSLAgainErrors SSLProtocolState _SSLProtocolTransport",
-        "3.11",
-        "the compiled data path knows asyncio's states and errors",
-        "asyncio's SSLProtocol alone",
-        "compiled_tls",
-    ),
     Row(
         "ssl.SSLObject",
         "_sslobj",
         "3.5",
         "OpenSSL is called without a Python function in between",
         "SSLObject.read() and write()",
-        "compiled_tls",
     ),
     Row(
         "_ssl",
@@ -265,14 +224,6 @@ TLS = (
         "3.5",
         "the methods of this class are found once, not at each call",
         "SSLObject.read() and write()",
-        "compiled_tls",
-    ),
-    Row(
-        "asyncio.sslproto.SSLProtocol",
-        "_app_transport _incoming",
-        "3.11",
-        "create_connection() returns the program's transport; start_tls() passes read-ahead on",
-        REQUIRED + "asyncio's loop reads both of its SSLProtocol",
     ),
     Row(
         "",
@@ -293,9 +244,8 @@ TLS = (
         C,
         "PyTypeObject.tp_descr_get",
         "3.0",
-        "MemoryBIO.pending is read without a look-up of its name",
-        "asyncio's SSLProtocol alone",
-        "compiled_tls",
+        "a socket's family is read without a look-up of its name",
+        REQUIRED + "a slot of every CPython's types",
     ),
 )
 

@@ -259,7 +259,7 @@ async def test_callbacks_over_tls_run_in_the_context_of_the_connection(
         await until(lambda: "resume_writing" in witness.calls)
         elsewhere(transport.pause_reading)
         await peer.send(b"paused")
-        await until(lambda: bool(transport._ssl_protocol._get_read_buffer_size()))  # type: ignore[attr-defined]
+        await until(lambda: bool(transport.get_read_buffer_size()))  # type: ignore[attr-defined]
         elsewhere(transport.resume_reading)
         await witness.received(6)
         elsewhere(getattr(transport, method))
@@ -309,7 +309,7 @@ async def test_close_notify_calls_eof_received_in_the_context(
         elsewhere(transport.pause_reading)
         await peer.send(b"last")
         await loop.sock_sendall(peer.sock, peer.records(peer.tls.unwrap))
-        await until(lambda: transport._ssl_protocol._get_read_buffer_size() > 24)  # type: ignore[attr-defined]
+        await until(lambda: transport.get_read_buffer_size() > 24)  # type: ignore[attr-defined]
         elsewhere(transport.resume_reading)
         await witness.lost
     assert witness.calls[1:] == ["data_received", "eof_received", "connection_lost"]

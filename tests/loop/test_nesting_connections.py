@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 from support.nesting import DEPTH, nestable_loop
+from support.protocols import Echo
 from support.roles import narrow_pair, nothing_comes, until
 from support.sockets import tcp_pair, unix_pair
 from support.tls_contexts import client_context, server_context
+from support.tls_peers import Peer
 
 import uringloop
 
@@ -439,6 +443,101 @@ def test_a_nested_run_receives_from_the_same_tls_connection(loop: uringloop.Loop
         return bytes(nester.data)
 
     assert loop.run_until_complete(main()) == bytes(range(DEPTH))
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+def test_a_nested_run_in_connection_made_receives_from_the_connection(
+    loop: uringloop.Loop, secure: bool
+) -> None:
+    class Greeted(Nester):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.transport.write(b"hello")
+            loop.run_until_complete(until(lambda: self.data == b"hello"))
+
+        def data_received(self, data: bytes) -> None:
+            self.data += data
+
+    async def main() -> bytes:
+        server = await loop.create_server(
+            Echo, "127.0.0.1", 0, ssl=server_context() if secure else None
+        )
+        options: Any = {"ssl": client_context(), "server_hostname": "localhost"}
+        _, nester = await loop.create_connection(
+            lambda: Greeted(loop, lambda _: None),
+            *server.sockets[0].getsockname(),
+            **(options if secure else {}),
+        )
+        # This goes on within the nested run.
+        await until(lambda: nester.data == b"hello")
+        await nester.close()
+        server.close()
+        await server.wait_closed()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == b"hello"
+
+
+def test_a_tls_connection_ends_in_a_run_within_data_received(loop: uringloop.Loop) -> None:
+    # The objects of the connection are freed when the run returns, and not before.
+    class Leaving(Nester):
+        def data_received(self, data: bytes) -> None:
+            self.data += data
+            if self.calls == 0:
+                self.calls = 1
+                ours.close()
+                loop.run_until_complete(self.lost)
+                gc.collect()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            del self.transport
+            super().connection_lost(exc)
+
+    async def main() -> bytes:
+        nester = Leaving(loop, lambda _: None)
+        server = await loop.create_server(lambda: nester, "127.0.0.1", 0, ssl=server_context())
+        ours.setblocking(False)
+        await loop.sock_connect(ours, server.sockets[0].getsockname())
+        peer = Peer(loop, ours, client_context())
+        await peer.handshake()
+        await peer.send(b"go")
+        await nester.lost
+        server.close()
+        await server.wait_closed()
+        return bytes(nester.data)
+
+    ours = socket.socket()
+    assert loop.run_until_complete(main()) == b"go"
+
+
+def test_records_behind_close_notify_are_dropped_in_a_nested_run(loop: uringloop.Loop) -> None:
+    junk = b"\x17\x03\x03\x00\x20" + bytes(32)
+
+    peers: list[Peer] = []
+
+    class Asking(Nester):
+        def eof_received(self) -> None:
+            peers[0].sock.send(junk)
+            loop.run_until_complete(asyncio.sleep(0.01))
+
+    async def main() -> bytes:
+        ours, theirs = tcp_pair()
+        nester = Asking(loop, lambda _: None)
+        peer = Peer(loop, theirs, client_context())
+        peers.append(peer)
+        await asyncio.gather(
+            loop.connect_accepted_socket(lambda: nester, ours, ssl=server_context()),
+            peer.handshake(),
+        )
+        peer.tls.write(b"last words")
+        with contextlib.suppress(ssl.SSLWantReadError):
+            peer.tls.unwrap()
+        theirs.send(peer.outgoing.read() + junk)
+        assert await nester.lost is None
+        theirs.close()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == b"last words"
 
 
 class NestingDatagrams(asyncio.DatagramProtocol):

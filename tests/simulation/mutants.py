@@ -473,15 +473,15 @@ MUTANTS = (
     ),
     Mutant(
         "the first read of TLS stays scheduled",
-        "_tls/data_path.pyx",
-        "            self.path = STANDARD\n            self.choose_path()\n",
-        "            pass\n",
+        "_tls/ssl_protocol.pyx",
+        "            self.enter_state(OPEN)\n            try:\n",
+        "            try:\n",
     ),
     Mutant(
-        "the shutdown of TLS does not leave COMPILED",
-        "_tls/data_path.pyx",
-        "        self.path = FIRST_READ if state is WRAPPED else STANDARD\n",
-        "        if state is WRAPPED:\n            self.path = FIRST_READ\n",
+        "the shutdown of TLS does not wait for the peer's close_notify",
+        "_tls/ssl_protocol.pyx",
+        "            return self.send_records()\n        except ssl.SSLError",
+        "            pass\n        except ssl.SSLError",
     ),
     Mutant(
         "a cancel that has missed its operation is not repeated",

@@ -7,13 +7,14 @@ bytes of which record go over the wire, and when.
 from __future__ import annotations
 
 import asyncio
-import asyncio.sslproto
 import contextlib
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
+import uringloop
 from support.protocols import Collector
 from support.roles import Loop, narrow_pair, read_exactly, until
 from support.sockets import tcp_pair
@@ -21,8 +22,11 @@ from support.tls_contexts import Contexts
 
 T = TypeVar("T")
 
-# Whether asyncio sends an alert before it closes a connection on an error: gh-98078, Python 3.16.
-SENDS_ALERTS = "SSLError" in vars(asyncio.sslproto.SSLProtocol)["_do_read"].__code__.co_names
+
+def sends_alerts(loop: Loop) -> bool:
+    """Return whether *loop* sends an alert before it closes a connection on an error."""
+    # asyncio does so since Python 3.16 (gh-98078).
+    return isinstance(loop, uringloop.Loop) or sys.version_info >= (3, 16)
 
 
 # ── a buffered protocol ──────────────────────────────────────────────────────────────────────
@@ -137,6 +141,18 @@ class Peer:
     async def close(self) -> None:
         """Exchange close_notify."""
         await self._drive(self.tls.unwrap)
+
+
+async def last_flight(peer: Peer, *after: bytes) -> bytes:
+    """Do a client's handshake; return its last flight and records of *after*, unsent."""
+    flight = peer.records(peer.tls.do_handshake)
+    while peer.tls.version() is None or not flight:
+        await peer.loop.sock_sendall(peer.sock, flight)
+        peer.incoming.write(await peer.loop.sock_recv(peer.sock, 1 << 16))
+        flight = peer.records(peer.tls.do_handshake)
+    for data in after:
+        peer.tls.write(data)
+    return flight + peer.outgoing.read()
 
 
 # ── connections ──────────────────────────────────────────────────────────────────────────────

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from typing import Any
 from unittest import mock
 
-import pytest
 from support.protocols import Collector
 from support.roles import Loop, noise, on_loop, record_handler_calls, until
 from support.tls_contexts import Contexts
-from support.tls_peers import tls_stream
+from support.tls_peers import Filler, tls_stream
 
 import uringloop
-from uringloop._tls import ssl_protocol
+from uringloop._tls.ssl_protocol import SSLProtocol
 
 RECORD = 16 * 1024
 
@@ -88,23 +88,59 @@ async def test_an_exception_of_the_protocol_is_reported_as_by_asyncio(
     assert handler_calls[0]["message"] == "Fatal error on SSL protocol"
 
 
-def test_a_connection_has_no_buffer_until_one_is_asked_for(
-    loop: uringloop.Loop, contexts: Contexts
-) -> None:
-    protocol = ssl_protocol.new_protocol(
-        loop, asyncio.Protocol(), contexts.server, None, server_side=True
-    )
-    assert len(protocol._ssl_buffer) == 1  # type: ignore[attr-defined]
-    assert len(protocol.get_buffer(-1)) == RECORD
-    assert len(protocol.get_buffer(5 * RECORD)) == RECORD
-    protocol._app_transport._closed = True
+def test_a_buffer_has_room_for_a_record(loop: uringloop.Loop, contexts: Contexts) -> None:
+    protocol = SSLProtocol(loop, asyncio.Protocol(), contexts.server, None, server_side=True)
+    for hint in (-1, 5 * RECORD):
+        assert memoryview(protocol.get_buffer(hint)).nbytes == RECORD
+    protocol._app_transport.abort()
 
 
-@pytest.mark.parametrize("name", ["SSLProtocol", "_SSLProtocolTransport"])
 @on_loop
-async def test_classes_derive_from_those_of_asyncio(
-    each_loop: Loop, contexts: Contexts, name: str
-) -> None:
-    async with tls_stream(each_loop, Collector(each_loop), contexts) as (transport, _):
-        shown = transport if name == "_SSLProtocolTransport" else transport._ssl_protocol  # type: ignore[attr-defined]
-        assert isinstance(shown, getattr(asyncio.sslproto, name))
+async def test_an_empty_buffer_is_an_error(loop: uringloop.Loop, contexts: Contexts) -> None:
+    # asyncio takes it for the peer's close_notify.
+    handler_calls = record_handler_calls(loop)
+    filler = Filler(loop, 0)
+    async with tls_stream(loop, filler, contexts) as (_, peer):
+        await peer.send(b"data")
+        assert isinstance(await filler.lost, RuntimeError)
+    assert str(handler_calls[0]["exception"]) == "get_buffer() returned an empty buffer"
+
+
+# ── what programs look for ───────────────────────────────────────────────────────────────────
+
+
+@on_loop
+async def test_private_names_that_programs_read(each_loop: Loop, contexts: Contexts) -> None:
+    collector = Collector(each_loop)
+    async with tls_stream(each_loop, collector, contexts) as (opened, _):
+        transport: Any = opened
+        tls = transport._ssl_protocol
+        assert isinstance(opened, asyncio.Transport)
+        assert issubclass(tls.__class__, asyncio.BufferedProtocol)
+        assert tls._app_transport is transport
+        assert tls._app_protocol is collector
+        assert tls._loop is transport._loop is each_loop
+        assert tls._transport.get_extra_info("socket").fileno() >= 0
+        assert tls._sslobj is tls._extra["ssl_object"] is transport.get_extra_info("ssl_object")
+        assert tls._sslcontext is transport.get_extra_info("sslcontext")
+        assert not transport._closed
+    assert transport._closed
+
+
+@on_loop
+async def test_a_program_may_replace_connection_lost(each_loop: Loop, contexts: Contexts) -> None:
+    # Programs of aiohttp's client learn in this way when its connections have ended.
+    collector = Collector(each_loop)
+    async with tls_stream(each_loop, collector, contexts) as (transport, _):
+        tls: Any = transport._ssl_protocol  # type: ignore[attr-defined]
+        original = tls.connection_lost
+        calls: list[object] = []
+
+        def connection_lost(exc: Exception | None) -> None:
+            calls.append(exc)
+            original(exc)
+
+        tls.connection_lost = connection_lost
+        transport.abort()
+        await collector.lost
+    assert calls == [None]

@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 from support.leaks import leak_checked
 from support.protocols import Collector
-from support.roles import Loop, noise, on_loop, record_handler_calls, turns
+from support.roles import (
+    Loop,
+    narrow_pair,
+    noise,
+    on_loop,
+    read_exactly,
+    record_handler_calls,
+    turns,
+)
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts
-from support.tls_peers import Filler, Peer, ending, tls_stream
+from support.tls_peers import Filler, Peer, ending, last_flight, tls_stream
 from support.virtual_time import SEEDS
 
 import uringloop
@@ -208,7 +216,7 @@ async def test_close_while_paused_sends_close_notify(
     async with tls_stream(loop, left, contexts, shutdown_timeout=20) as (transport, peer):
         transport.pause_reading()
         sending = asyncio.ensure_future(peer.send(noise(size)))
-        while not transport._ssl_protocol._get_read_buffer_size():  # type: ignore[attr-defined]
+        while not transport.get_read_buffer_size():  # type: ignore[attr-defined]
             await turns()
         await turns(20)
         transport.close()
@@ -227,7 +235,7 @@ async def test_nothing_is_delivered_after_close(
     async with tls_stream(loop, left, contexts, shutdown_timeout=20) as (transport, peer):
         transport.pause_reading()
         await peer.send(b"not wanted")
-        while not transport._ssl_protocol._get_read_buffer_size():  # type: ignore[attr-defined]
+        while not transport.get_read_buffer_size():  # type: ignore[attr-defined]
             await turns()
         if not closed_first:
             transport.resume_reading()
@@ -254,18 +262,6 @@ async def test_a_damaged_record_after_close_is_passed_to_connection_lost(
 
 
 # ── data with the end of the handshake ───────────────────────────────────────────────────────
-
-
-async def last_flight(peer: Peer, *after: bytes) -> bytes:
-    """Do a client's handshake; return its last flight and records of *after*, unsent."""
-    flight = peer.records(peer.tls.do_handshake)
-    while peer.tls.version() is None or not flight:
-        await peer.loop.sock_sendall(peer.sock, flight)
-        peer.incoming.write(await peer.loop.sock_recv(peer.sock, 1 << 16))
-        flight = peer.records(peer.tls.do_handshake)
-    for data in after:
-        peer.tls.write(data)
-    return flight + peer.outgoing.read()
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["data", "data-and-end"])
@@ -321,3 +317,63 @@ async def test_a_program_may_close_before_the_first_bytes(
             await peer.close()
             assert await asyncio.wait_for(right.lost, 5) is None
             assert not right.data
+
+
+# ── where asyncio waits for ever, or fails ───────────────────────────────────────────────────
+
+
+@on_loop
+async def test_a_pause_in_connection_made_does_not_stop_the_handshake(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # asyncio sends nothing while reading is paused, and the peer waits for the last flight.
+    class Pausing(Collector):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.transport.pause_reading()
+
+    collector = Pausing(loop)
+    async with tls_stream(loop, collector, contexts) as (transport, peer):
+        await peer.send(b"data")
+        await turns(10)
+        assert not collector.data
+        transport.resume_reading()
+        assert await collector.received(4) == b"data"
+
+
+@on_loop
+async def test_a_second_close_changes_nothing(loop: uringloop.Loop, contexts: Contexts) -> None:
+    # asyncio's transport forgets its protocol: other methods raise AttributeError.
+    collector = Collector(loop)
+    async with tls_stream(loop, collector, contexts, shutdown_timeout=20) as (transport, peer):
+        transport.close()
+        transport.close()
+        assert transport.is_closing()
+        assert transport.get_extra_info("ssl_object") is not None
+        assert transport.get_write_buffer_size() == 0
+        transport.write(b"lost")
+        await answer_close_notify(peer)
+        assert await asyncio.wait_for(collector.lost, 5) is None
+
+
+@on_loop
+async def test_a_paused_writer_turns_to_tls(loop: uringloop.Loop, contexts: Contexts) -> None:
+    # asyncio's SSLProtocol expects that pause_writing() comes before resume_writing() (gh-109051).
+    ours, theirs = narrow_pair(4096)
+    collector = Collector(loop)
+    with theirs:
+        plain, _ = await loop.connect_accepted_socket(lambda: collector, ours)
+        plain.set_write_buffer_limits(1000)
+        plain.write(noise(500_000))
+        peer = Peer(loop, theirs, contexts.client)
+
+        async def follow() -> None:
+            assert await read_exactly(loop, theirs, 500_000) == noise(500_000)
+            await peer.handshake()
+
+        async with ending(plain):
+            starting = loop.start_tls(plain, collector, contexts.server, server_side=True)
+            secured, _ = await asyncio.gather(starting, follow())
+            assert secured is not None
+            secured.write(b"secret")
+            assert await peer.read_exactly(6) == b"secret"

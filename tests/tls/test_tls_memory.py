@@ -24,8 +24,8 @@ from uringloop._cpython import stdlib
 from uringloop._ring import backends
 
 RECORD = 16 * 1024
-SCRATCH_MIN = constant("_tls/data_path.pyx", "SCRATCH_MIN")
-SCRATCH_MAX = constant("_tls/data_path.pyx", "SCRATCH_MAX")
+SCRATCH_MIN = constant("_tls/ssl_protocol.pyx", "SCRATCH_MIN")
+SCRATCH_MAX = constant("_tls/ssl_protocol.pyx", "SCRATCH_MAX")
 PLENTY = 2 * SCRATCH_MAX + 7
 
 

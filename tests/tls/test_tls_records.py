@@ -12,15 +12,15 @@ from support.protocols import Collector, Echo
 from support.roles import Loop, connected, noise, on_loop, turns, until
 from support.sources import constant
 from support.tls_contexts import Contexts, client_context, server_context
-from support.tls_peers import SENDS_ALERTS, Filler, Peer, ending, records, tls_link, tls_stream
+from support.tls_peers import Filler, Peer, ending, records, sends_alerts, tls_link, tls_stream
 
 import uringloop
 from uringloop._cpython import stdlib
 from uringloop._tls import records as native
-from uringloop._tls import ssl_protocol
+from uringloop._tls.ssl_protocol import SSLTransport
 
 RECORD = 16 * 1024
-HELD = constant("_tls/data_path.pyx", "HELD_MAX")
+HELD = constant("_tls/ssl_protocol.pyx", "HELD_MAX")
 LENGTH_MAX = constant("_tls/records.pyx", "LENGTH_MAX")
 
 
@@ -158,7 +158,7 @@ async def test_a_peer_whose_record_is_refused_gets_an_alert_where_asyncio_sends_
         assert isinstance(await right.lost, ssl.SSLError)
         with pytest.raises(ssl.SSLError) as caught:
             await peer.read()
-        assert ("ALERT" in str(caught.value)) == SENDS_ALERTS
+        assert ("ALERT" in str(caught.value)) == sends_alerts(each_loop)
 
 
 @on_loop
@@ -379,7 +379,7 @@ async def test_small_writes_to_a_full_socket_pause_the_program(
 
 
 @on_loop
-async def test_start_tls_uses_the_compiled_data_path(
+async def test_start_tls_returns_a_transport_of_its_own(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     left, right = Collector(loop), Collector(loop)
@@ -388,7 +388,7 @@ async def test_start_tls_uses_the_compiled_data_path(
             loop.start_tls(client, left, contexts.client, server_hostname="localhost"),
             loop.start_tls(server, right, contexts.server, server_side=True),
         )
-        assert isinstance(inner, ssl_protocol.SSLTransport)
+        assert type(inner) is SSLTransport
         inner.close()
         await left.lost
 

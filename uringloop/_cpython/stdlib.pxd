@@ -1,12 +1,11 @@
 """Parts of the standard library that compiled code replaces, and their switches."""
 
 cdef enum:
-    COMPILED_TLS = 1        # the compiled data path of TLS, in place of SSLProtocol's methods
-    BIO_MEMORY = 2          # memory lent to MemoryBIOs, in place of copies
-    STREAM_READER = 4       # direct writes to a StreamReader's buffer, in place of feed_data()
-    SOCKET_SLOTS = 8        # a socket's fields at their offsets, in place of attributes
-    KEPT_BYTES = 16         # bytes objects that are written again, in place of new ones
-    TASK_SET = 32           # compiled methods of the set of all tasks, in place of WeakSet's
+    BIO_MEMORY = 1          # memory lent to MemoryBIOs, in place of copies
+    STREAM_READER = 2       # direct writes to a StreamReader's buffer, in place of feed_data()
+    SOCKET_SLOTS = 4        # a socket's fields at their offsets, in place of attributes
+    KEPT_BYTES = 8          # bytes objects that are written again, in place of new ones
+    TASK_SET = 16           # compiled methods of the set of all tasks, in place of WeakSet's
 
 
 cdef bint uses(unsigned int part) noexcept

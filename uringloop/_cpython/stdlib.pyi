@@ -5,13 +5,10 @@ from types import CodeType, ModuleType
 
 _Shape = Mapping[str, set[str]]
 
-TLS_SHAPE: _Shape
-SSL_SHAPE: _Shape
 STREAMS_SHAPE: _Shape
 WEAK_SET_SHAPE: _Shape
 IGNORED: set[str]
 SWITCHES: dict[str, int]
-ALERTS_ARE_SENT: bool
 START_TLS_MOVES_READ_AHEAD: bool
 CANCEL_CLOSES_CLIENTS: bool
 PROTOCOL_KEEPS_WRITER: bool

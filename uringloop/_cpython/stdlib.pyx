@@ -17,7 +17,7 @@ import os
 import socket
 import ssl
 import weakref
-from asyncio import events, selector_events, sslproto, streams, tasks, unix_events
+from asyncio import events, selector_events, streams, tasks, unix_events
 
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
@@ -67,54 +67,6 @@ cdef extern from *:
 # ── shapes ───────────────────────────────────────────────────────────────────────────────────
 
 # The names that each function uses, from 3.11 on; those of IGNORED are left out.
-TLS_SHAPE = {
-    "SSLProtocol.buffer_updated": {
-        "_incoming", "write", "_ssl_buffer_view", "_state", "SSLProtocolState", "DO_HANDSHAKE",
-        "_do_handshake", "WRAPPED", "FLUSHING", "_do_flush", "SHUTDOWN", "_do_shutdown",
-    },
-    "SSLProtocol._do_read": {
-        "_state", "SSLProtocolState", "WRAPPED", "FLUSHING", "_app_reading_paused",
-        "_app_protocol_is_buffer", "_do_read__buffered", "_do_read__copied", "_write_backlog",
-        "_do_write", "_process_outgoing", "_control_ssl_reading", "Exception", "_fatal_error",
-    },
-    "SSLProtocol._do_read__buffered": {
-        "_app_protocol_get_buffer", "_get_read_buffer_size", "len", "_sslobj", "read", "_loop",
-        "call_soon", "SSLAgainErrors", "_app_protocol_buffer_updated", "_call_eof_received",
-        "_start_shutdown",
-    },
-    "SSLProtocol._do_read__copied": {
-        "_sslobj", "read", "max_size", "append", "SSLAgainErrors", "_app_protocol",
-        "data_received", "join", "_call_eof_received", "_start_shutdown",
-    },
-    "SSLProtocol._do_write": {
-        "_write_backlog", "_sslobj", "write", "len", "_write_buffer_size", "SSLAgainErrors",
-        "_process_outgoing",
-    },
-    "SSLProtocol._process_outgoing": {
-        "_ssl_writing_paused", "_outgoing", "read", "len", "_transport", "write",
-        "_control_app_writing",
-    },
-    "SSLProtocol._resume_reading": {"_app_reading_paused", "_loop", "call_soon"},
-    "SSLProtocol._do_flush": {"_set_state", "SSLProtocolState", "SHUTDOWN", "_do_shutdown"},
-    "SSLProtocol._do_shutdown": {
-        "_eof_received", "_sslobj", "unwrap", "SSLAgainErrors", "_process_outgoing",
-        "_on_shutdown_complete", "_call_eof_received",
-    },
-    "SSLProtocol._get_write_buffer_size": {"_outgoing", "pending", "_write_buffer_size"},
-    "SSLProtocol._get_read_buffer_size": {"_incoming", "pending"},
-    "SSLProtocol._get_app_transport": {
-        "_app_transport", "_app_transport_created", "RuntimeError", "_SSLProtocolTransport",
-        "_loop",
-    },
-    "_SSLProtocolTransport.write": {
-        "isinstance", "bytes", "bytearray", "memoryview", "TypeError", "type", "__name__",
-        "_ssl_protocol", "_write_appdata",
-    },
-}
-SSL_SHAPE = {
-    "SSLObject.read": {"_sslobj", "read"},
-    "SSLObject.write": {"_sslobj", "write"},
-}
 STREAMS_SHAPE = {
     "StreamReaderProtocol.data_received": {"_stream_reader", "feed_data"},
     "StreamReaderProtocol._stream_reader": {"_stream_reader_wr"},
@@ -132,10 +84,8 @@ WEAK_SET_SHAPE = {
     "WeakSet.add": {"_pending_removals", "_commit_removals", "data", "add", "ref", "_remove"},
     "WeakSet._commit_removals": {"_pending_removals", "pop", "data", "discard", "IndexError"},
 }
-# Names whose presence differs between versions without consequence: `_do_read` is used in a nested
-# function before 3.13, `ssl.SSLError` from 3.16 on for the alert that is sent when reading fails,
-# and an assert statement names AssertionError before 3.14.
-IGNORED = {"_do_read", "ssl", "SSLError", "AssertionError"}
+# An assert statement names AssertionError before 3.14.
+IGNORED = {"AssertionError"}
 
 
 def find(target, path):
@@ -192,8 +142,6 @@ def variable(str name):
 
 # ── what differs between versions of asyncio ─────────────────────────────────────────────────
 
-# The peer learns by an alert why its records are refused (gh-98078, Python 3.16).
-ALERTS_ARE_SENT = uses_name(sslproto, "SSLProtocol._do_read", "SSLError")
 # start_tls() moves what a StreamReader already holds into TLS; before, that stays where it is.
 START_TLS_MOVES_READ_AHEAD = uses_name(asyncio, "BaseEventLoop.start_tls", "_incoming")
 # A cancelled serve_forever() closes the connections, since it waits for their end (3.14).
@@ -330,21 +278,12 @@ cdef bint task_set_is_known() except -1:
 
 # The names that URINGLOOP_DISABLE accepts.
 SWITCHES = {
-    "compiled_tls": COMPILED_TLS,
     "bio_memory": BIO_MEMORY,
     "stream_reader": STREAM_READER,
     "socket_slots": SOCKET_SLOTS,
     "kept_bytes": KEPT_BYTES,
     "task_set": TASK_SET,
 }
-
-
-cdef bint ssl_is_known() except -1:
-    """Return whether SSLProtocol, and what it calls, have the known shape."""
-    return (
-        has_shape(sslproto, TLS_SHAPE) and has_shape(ssl, SSL_SHAPE)
-        and find(_ssl, "_SSLSocket.read") is not None
-        and find(_ssl, "_SSLSocket.write") is not None)
 
 
 cdef bint bio_memory_is_known() except -1:
@@ -397,8 +336,6 @@ cdef bint writes_lent(object bio, membio_memory *own) except -1:
 cdef unsigned int present = KEPT_BYTES
 cdef unsigned int disabled = 0
 
-if ssl_is_known():
-    present |= COMPILED_TLS
 if bio_memory_is_known():
     present |= BIO_MEMORY
 if has_shape(streams, STREAMS_SHAPE):

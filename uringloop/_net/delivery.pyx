@@ -13,7 +13,7 @@ from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, enter, leave
-from uringloop._tls.ssl_protocol cimport is_secure, receive_records
+from uringloop._tls.ssl_protocol cimport SSLProtocol
 from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.compiled_protocol cimport CompiledProtocol, is_compiled
 from uringloop._transport.read_transport cimport (
@@ -37,7 +37,7 @@ cdef str GET_BUFFER_FAILED = "Fatal error: protocol.get_buffer() call failed."
 
 
 cdef ProtocolKind kind_of(object protocol) except *:
-    if is_secure(protocol):
+    if type(protocol) is SSLProtocol:
         return TLS
     if is_compiled(protocol):
         return COMPILED
@@ -114,10 +114,12 @@ cdef bint feed_object(ReadTransport transport, bytes data) except -1:
 
 cdef int deliver_records(ReadTransport transport, const char *data, Py_ssize_t size) except -1:
     """Pass TLS records to the SSLProtocol, without get_buffer() and buffer_updated()."""
+    # A reference: the program, which this calls, may drop all others.
+    cdef SSLProtocol protocol = <SSLProtocol>transport.protocol
     cdef PyObject *entered = NULL
     try:
         entered = enter(transport.context)
-        receive_records(transport.protocol, data, size)
+        protocol.receive(data, size)
     except BaseException as exc:
         transport.fatal_error(exc, BUFFER_UPDATED_FAILED)
     finally:

@@ -11,7 +11,7 @@ from uringloop._turn.turn cimport LoopCore
 cdef class RecordFramer:
     cdef unsigned char header[5]
     cdef Py_ssize_t tail        # bytes seen of the incomplete record
-    cdef bint broken            # a header was invalid: the ends of records are unknown
+    cdef bint blind             # the ends of records are unknown: a header was invalid, for example
 
     cdef Py_ssize_t end_of_record(self, const char *data, Py_ssize_t size) noexcept
 
@@ -50,8 +50,9 @@ cdef class Scratch:
 cdef class Records:
     cdef object incoming        # MemoryBIO: records from the peer
     cdef object outgoing        # MemoryBIO: records for the peer
-    cdef object engine          # the SSLObject's _SSLSocket; None for a subclass of SSLObject
-    cdef bint is_stock_ssl      # all three have exactly the `ssl` module's classes
+    cdef object sslobj          # SSLObject, or what another context's wrap_bio() returns
+    cdef object engine          # what `sslobj` calls, an _SSLSocket; `sslobj` if that is not known
+    cdef bint is_stock          # `sslobj` and `engine` are of the `ssl` module's own classes
     cdef RecordFramer framer    # of the bytes that went into `incoming`
     cdef Window window          # borrowed memory of one call
     cdef bint may_have_more     # whole records, or plaintext, may be unread
@@ -65,9 +66,6 @@ cdef class Records:
     cdef membio_memory lent     # read by `incoming` in place of its own memory
     cdef bint is_lent           # `lent` is in use
 
-    cdef int set_incoming(self, object bio) except -1
-    cdef int set_outgoing(self, object bio) except -1
-    cdef int examine(self, object sslobj) except -1
     cdef int learn_overhead(self) except -1
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1
     cdef int take_in_all(self, const char *data, Py_ssize_t size) except -1
@@ -86,11 +84,13 @@ cdef class Records:
     cdef int check_not_lent(self) except -1
     cdef bytes decrypt_pending(self)
     cdef Py_ssize_t decrypt_into(self, char *start, Py_ssize_t room) except -1
+    cdef Py_ssize_t copy_into(self, char *start, Py_ssize_t room) except -1
     cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1
     cdef Py_ssize_t encrypt(self, object data) except -1
     cdef Py_ssize_t encrypt_from(self, const char *data, Py_ssize_t size) except -1
     cdef Py_ssize_t encrypt_to(self, Scratch scratch, object data) except -1
     cdef bytes encrypt_out(self, LoopCore loop, bytes data, Py_ssize_t *done)
+    cdef Scratch take_scratch(self, LoopCore loop)
     cdef Py_ssize_t unsent(self) except -1
     cdef bytes take_out(self)
 
@@ -100,5 +100,4 @@ cdef int give_scratch(LoopCore loop, Scratch scratch) except -1
 cdef Py_ssize_t pending(object bio) except -1
 cdef PyObject *engine_read(object engine, tuple arguments) except? NULL
 cdef PyObject *engine_write(object engine, PyObject *data) except? NULL
-cdef PyObject *call_one(object method, object target, PyObject *argument) except? NULL
 cdef int clear_want_read() except -1

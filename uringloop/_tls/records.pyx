@@ -1,4 +1,4 @@
-"""Passes TLS records to and from OpenSSL: an `_ssl._SSLSocket` between two MemoryBIOs.
+"""Passes TLS records to and from OpenSSL: an SSLObject between two MemoryBIOs.
 
 A RecordFramer reads the headers of records, which are not encrypted, so that OpenSSL is called only
 when a whole record is there: without one it raises an exception, which costs more than a record. A
@@ -21,6 +21,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.exc cimport PyErr_Clear, PyErr_ExceptionMatches
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_XDECREF
+from libc.string cimport memcpy
 
 from uringloop._cpython.membio cimport (
     membio_borrow,
@@ -38,13 +39,11 @@ from uringloop._cpython.pyapi cimport (
     METH_VARARGS,
     PyBytes_New,
     PyCFunction,
+    PyObject_CallObject,
     PyObject_Vectorcall,
-    PyTuple_GET_ITEM_borrowed,
-    PyTuple_GET_SIZE,
     Py_DECREF_owned,
     cut_bytes,
     function_of,
-    get_attribute,
     raise_pending,
     take_bytes,
 )
@@ -71,16 +70,12 @@ cdef tuple AGAIN = (ssl.SSLWantReadError, ssl.SSLSyscallError)
 cdef object OBJECT = ssl.SSLObject
 cdef object ENGINE = find(_ssl, "_SSLSocket")
 cdef object BIO = ssl.MemoryBIO
-# Looked up once, instead of at each call.
-cdef object ENGINE_READ = find(_ssl, "_SSLSocket.read")
-cdef object ENGINE_WRITE = find(_ssl, "_SSLSocket.write")
-# The C functions of these methods, which take no new tuple of arguments for each call. NULL if a
+# The C functions of its methods, which take no new tuple of arguments for each call. NULL if a
 # method takes its arguments in another way.
-cdef PyCFunction read_function = function_of(ENGINE_READ, METH_VARARGS)
-cdef PyCFunction write_function = function_of(ENGINE_WRITE, METH_O)
+cdef PyCFunction read_function = function_of(find(_ssl, "_SSLSocket.read"), METH_VARARGS)
+cdef PyCFunction write_function = function_of(find(_ssl, "_SSLSocket.write"), METH_O)
 cdef object BIO_READ = ssl.MemoryBIO.read
 cdef object BIO_WRITE = ssl.MemoryBIO.write
-cdef object BIO_PENDING = ssl.MemoryBIO.pending
 
 
 @cython.final
@@ -93,6 +88,8 @@ cdef class RecordFramer:
         """
         cdef Py_ssize_t used = 0
         cdef Py_ssize_t length, missing
+        if self.blind:
+            return 0
         while self.tail + used < HEADER_SIZE:
             if used == size:
                 self.tail += size
@@ -101,9 +98,9 @@ cdef class RecordFramer:
             used += 1
         length = (self.header[3] << 8) | self.header[4]
         # Types change_cipher_spec (20) to heartbeat (24), version SSL 3.0 or newer.
-        if (self.broken or self.header[0] < 20 or self.header[0] > 24 or self.header[1] != 3
+        if (self.header[0] < 20 or self.header[0] > 24 or self.header[1] != 3
                 or length > LENGTH_MAX):
-            self.broken = True
+            self.blind = True
             self.tail = 0
             return 0
         missing = HEADER_SIZE + length - self.tail
@@ -185,30 +182,22 @@ cdef int give_scratch(LoopCore loop, Scratch scratch) except -1:
 @cython.final
 cdef class Records:
 
-    def __cinit__(self):
+    def __cinit__(self, context, server_side, server_hostname):
+        self.incoming = BIO()
+        self.outgoing = BIO()
+        self.sslobj = context.wrap_bio(
+            self.incoming, self.outgoing, server_side=server_side, server_hostname=server_hostname)
         self.framer = RecordFramer()
+        # SSLObject's methods are in Python and only pass their arguments on. Another class may read
+        # less than asked for, or keep what it is given: it is called as asyncio calls it.
+        self.is_stock = (
+            type(self.sslobj) is OBJECT and type(getattr(self.sslobj, "_sslobj", None)) is ENGINE)
+        self.engine = self.sslobj._sslobj if self.is_stock else self.sslobj
+        self.framer.blind = not self.is_stock
         self.window = Window()
         # 0 stands for the size of the window.
         self.fill_arguments = (0, self.window)
         self.may_have_more = True
-
-    cdef int set_incoming(self, object bio) except -1:
-        self.incoming = bio
-        self.memory_in = None
-        return 0
-
-    cdef int set_outgoing(self, object bio) except -1:
-        self.outgoing = bio
-        self.memory_out = None
-        return 0
-
-    cdef int examine(self, object sslobj) except -1:
-        """Set `is_stock_ssl`: *sslobj* and the BIOs have exactly the `ssl` module's classes."""
-        self.engine = sslobj._sslobj if type(sslobj) is OBJECT else None
-        self.is_stock_ssl = (
-            type(self.engine) is ENGINE and type(self.incoming) is BIO
-            and type(self.outgoing) is BIO)
-        return 0
 
     cdef int learn_overhead(self) except -1:
         """Set `overhead`, by which `decrypt` knows the exact size of the plaintext.
@@ -226,13 +215,16 @@ cdef class Records:
 
     cdef int take_in(self, const char *data, Py_ssize_t size) except -1:
         """Pass bytes that the framer has seen to OpenSSL."""
+        cdef PyObject *args[2]
+        cdef PyObject *result
         self.check_not_lent()
-        if type(self.incoming) is not BIO:
-            # A copy: this BIO may keep the object.
-            self.incoming.write(PyBytes_FromStringAndSize(data, size))
-            return 0
         self.window.show(data, size)
-        Py_DECREF_owned(call_one(BIO_WRITE, self.incoming, <PyObject*>self.window))
+        args[0] = <PyObject*>self.incoming
+        args[1] = <PyObject*>self.window
+        result = PyObject_Vectorcall(BIO_WRITE, args, 2, NULL)
+        if result == NULL:
+            raise_pending()
+        Py_DECREF_owned(result)
         return 0
 
     cdef int take_in_all(self, const char *data, Py_ssize_t size) except -1:
@@ -275,7 +267,7 @@ cdef class Records:
             self.take_in_all(data, size)
             return self.decrypt_pending()
         end = self.framer.end_of_record(data, size)
-        if self.framer.broken:
+        if self.framer.blind:
             self.take_in(data, size)
             self.may_have_more = True
             return self.decrypt_pending()
@@ -338,7 +330,7 @@ cdef class Records:
                 end = self.framer.end_of_record(data + offset, size - offset)
             if offset < size:
                 self.take_in(data + offset, size - offset)
-                self.may_have_more = self.framer.broken
+                self.may_have_more = self.framer.blind
             # The object may be cut, because this is the only reference to it.
             cut_bytes(&piece, filled)
             return <bytes>piece if filled else None
@@ -409,7 +401,7 @@ cdef class Records:
                 break
             pieces.append(piece)
         # If the bytes are not records, OpenSSL gets all of them and raises the error.
-        self.may_have_more = self.framer.broken
+        self.may_have_more = self.framer.blind
         if len(pieces) > 1:
             return b"".join(pieces)
         return pieces[0] if pieces else None
@@ -418,6 +410,8 @@ cdef class Records:
         """Return the number of bytes decrypted to *start*; 0 if none yet, or at close_notify."""
         cdef PyObject *result
         cdef Py_ssize_t count
+        if not self.is_stock:
+            return self.copy_into(start, room)
         self.window.lend(start, room)
         result = engine_read(self.engine, self.fill_arguments)
         if result == NULL:
@@ -427,6 +421,16 @@ cdef class Records:
         if count == 0:
             self.peer_closed = True
         return count
+
+    cdef Py_ssize_t copy_into(self, char *start, Py_ssize_t room) except -1:
+        """Do what `decrypt_into` does, by a bytes object."""
+        cdef bytes data = self.decrypt_one(room)
+        if data is None:
+            return 0
+        if len(data) > room:
+            raise ValueError(f"read({room}) has returned {len(data)} bytes")
+        memcpy(start, PyBytes_AS_STRING(data), len(data))
+        return len(data)
 
     cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1:
         """Decrypt until *room* is full, in which case more may be left, or nothing is left."""
@@ -438,8 +442,8 @@ cdef class Records:
             if count > 0 and filled == room:
                 self.may_have_more = True
                 return filled
-            if count == 0 or not self.unread():
-                self.may_have_more = self.framer.broken
+            if count == 0 or self.is_stock and not self.unread():
+                self.may_have_more = self.framer.blind
                 return filled
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────
@@ -456,6 +460,8 @@ cdef class Records:
 
     cdef Py_ssize_t encrypt_from(self, const char *data, Py_ssize_t size) except -1:
         """Encrypt like `encrypt`, from memory."""
+        if not self.is_stock:
+            return self.encrypt(PyBytes_FromStringAndSize(data, size))
         self.window.show(data, size)
         return self.encrypt(self.window)
 
@@ -472,7 +478,7 @@ cdef class Records:
 
     cdef bytes encrypt_out(self, LoopCore loop, bytes data, Py_ssize_t *done):
         """Encrypt like `encrypt`; return the records, after those that `outgoing` has."""
-        cdef Scratch scratch = None if self.unsent() else take_scratch(loop)
+        cdef Scratch scratch = self.take_scratch(loop)
         if scratch is None:
             done[0] = self.encrypt(data)
             return self.take_out()
@@ -482,6 +488,10 @@ cdef class Records:
         finally:
             give_scratch(loop, scratch)
 
+    cdef Scratch take_scratch(self, LoopCore loop):
+        """Return a Scratch for `encrypt_to`; None if the records must go to `outgoing`."""
+        return take_scratch(loop) if self.is_stock and not self.unsent() else None
+
     cdef Py_ssize_t unsent(self) except -1:
         """Return the number of bytes in `outgoing`."""
         return pending(self.outgoing)
@@ -490,8 +500,6 @@ cdef class Records:
         """Remove and return all bytes in `outgoing`, maybe none."""
         cdef PyObject *argument = <PyObject*>self.outgoing
         cdef PyObject *result
-        if type(self.outgoing) is not BIO:
-            return self.outgoing.read()
         result = PyObject_Vectorcall(BIO_READ, &argument, 1, NULL)
         if result == NULL:
             raise_pending()
@@ -500,56 +508,28 @@ cdef class Records:
 
 cdef Py_ssize_t pending(object bio) except -1:
     """Return the number of bytes in a MemoryBIO."""
-    cdef PyObject *number
-    cdef Py_ssize_t size
-    if type(bio) is not BIO:
-        return bio.pending
-    if uses(BIO_MEMORY):
-        return membio_pending(bio)
-    number = get_attribute(BIO_PENDING, bio)
-    if number == NULL:
-        raise_pending()
-    size = size_of_long(number)
-    Py_DECREF_owned(number)
-    return size
+    return membio_pending(bio) if uses(BIO_MEMORY) else <Py_ssize_t>bio.pending
 
 
 cdef PyObject *engine_read(object engine, tuple arguments) except? NULL:
-    """Call an _SSLSocket's read(); NULL without exception if OpenSSL wants more records."""
-    cdef PyObject *args[3]
+    """Call an SSLObject's read(); NULL without exception if OpenSSL wants more records."""
     cdef PyObject *result
-    cdef Py_ssize_t count = PyTuple_GET_SIZE(arguments)
-    cdef Py_ssize_t index
     if read_function != NULL and type(engine) is ENGINE:
         result = read_function(<PyObject*>engine, <PyObject*>arguments)
     else:
-        args[0] = <PyObject*>engine
-        for index in range(count):
-            args[index + 1] = PyTuple_GET_ITEM_borrowed(arguments, index)
-        result = PyObject_Vectorcall(ENGINE_READ, args, count + 1, NULL)
+        result = PyObject_CallObject(engine.read, arguments)
     if result == NULL:
         clear_want_read()
     return result
 
 
 cdef PyObject *engine_write(object engine, PyObject *data) except? NULL:
-    """Call an _SSLSocket's write(); NULL without exception if OpenSSL wants to read first."""
+    """Call an SSLObject's write(); NULL without exception if OpenSSL wants to read first."""
     cdef PyObject *result
-    if write_function == NULL or type(engine) is not ENGINE:
-        return call_one(ENGINE_WRITE, engine, data)
-    result = write_function(<PyObject*>engine, data)
-    if result == NULL:
-        clear_want_read()
-    return result
-
-
-cdef PyObject *call_one(object method, object target, PyObject *argument) except? NULL:
-    """Call a method with one argument; NULL without exception if OpenSSL wants to read first."""
-    cdef PyObject *args[2]
-    cdef PyObject *result
-    args[0] = <PyObject*>target
-    args[1] = argument
-    result = PyObject_Vectorcall(method, args, 2, NULL)
+    if write_function != NULL and type(engine) is ENGINE:
+        result = write_function(<PyObject*>engine, data)
+    else:
+        result = PyObject_CallObject(engine.write, (<object>data,))
     if result == NULL:
         clear_want_read()
     return result
@@ -578,4 +558,4 @@ def framed(*pieces):
                 break
             sizes.append(begun + used)
             offset += used
-    return sizes, framer.tail, not framer.broken
+    return sizes, framer.tail, not framer.blind

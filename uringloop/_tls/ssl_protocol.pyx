@@ -1,241 +1,1164 @@
-"""TLS: asyncio's SSLProtocol on this loop's transports.
+"""TLS: the protocol of a transport, with a transport of its own for the program.
 
-The state machine (handshake, shutdown, flow control, all errors) is the standard library's; what
-happens for each message is compiled (`data_path.pyx`). Every callback of the program's protocol
-runs in the connection's context, even if another task writes, closes or resumes.
+    UNCONNECTED ──begin_handshake()──> HANDSHAKE ──complete_handshake()──> TELLING
+    TELLING ──_begin_first_read(): connection_made() has returned──> FIRST_READ
+    FIRST_READ ──_go_on(): what came with the handshake is delivered──> OPEN
+    TELLING, FIRST_READ, OPEN ──begin_shutdown(): close(), or the peer's close_notify──> FLUSHING
+    OPEN ──end_received(): the peer's end of the stream, without close_notify──> FLUSHING
+    FLUSHING ──flush(): the program has got all that it can get──> SHUTDOWN
+    SHUTDOWN ──do_shutdown(): the peer has sent close_notify or EOF──> the transport below is closed
+    any state ──fail_handshake(), fail(), abort(), connection_lost()──> ENDED
 
-If the standard library does not have the known shape (`_cpython/stdlib.pyx`), or URINGLOOP_DISABLE
-names `compiled_tls`, asyncio's SSLProtocol runs alone.
+The behaviour is that of asyncio's SSLProtocol: exceptions, the order of callbacks, log messages,
+flow control and defaults. It differs where asyncio loses bytes, waits for ever, or calls the
+program in a context that is not the connection's (docs/decisions/0007-tls.md).
+
+The first bytes that come with the handshake are delivered by a callback that follows those of the
+handshake's waiter: a program that awaits start_tls() has its transport before its protocol gets
+bytes.
+
+Writes of up to HELD_MAX bytes wait for the end of the turn and share a record. Larger ones are
+encrypted at once, to memory from which they are sent.
+
+Only the loop's thread may call; other threads may call what has a critical section or reads a field
+by load_int().
 """
 
 import asyncio
+import collections
 import ssl
-from asyncio import sslproto
+import sys
+import warnings
+from asyncio import constants, transports
+from asyncio.log import logger
 
-from cpython.bytes cimport PyBytes_GET_SIZE
+cimport cython
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
 
-from uringloop._cpython.stdlib cimport COMPILED_TLS, uses
-from uringloop._tls.data_path cimport COMPILED, TLSCore
-from uringloop._turn.turn cimport LoopCore
+from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
+from uringloop._kernel.atomics cimport load_int, store_int
+from uringloop._tls.records cimport Records, Scratch, Window, give_scratch
+from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_reader
+from uringloop._transport.compiled_protocol cimport CompiledProtocol, is_compiled
+from uringloop._transport.transport cimport Transport
+from uringloop._transport.write_transport cimport WriteTransport
+from uringloop._turn.turn cimport LoopCore, is_elsewhere
 
-from uringloop._cpython.stdlib import find
-
-
-cdef object WRAPPED = find(sslproto, "SSLProtocolState.WRAPPED")
-cdef object FLUSHING = find(sslproto, "SSLProtocolState.FLUSHING")
-cdef object SHUTDOWN = find(sslproto, "SSLProtocolState.SHUTDOWN")
-cdef tuple NOTHING_MORE = (*(find(sslproto, "SSLAgainErrors") or ()), ssl.SSLZeroReturnError)
-# asyncio.Transport stands in where the standard library has another shape; then nothing uses it.
-cdef object STOCK_TRANSPORT = find(sslproto, "_SSLProtocolTransport") or asyncio.Transport
+from uringloop._transport.asyncio_reader import retrieve_closed
 
 
-class TLSProtocol(TLSCore, sslproto.SSLProtocol):
-    """SSLProtocol for this loop's transports, which pass received bytes to `receive_records`."""
+cdef enum:
+    # The most plaintext that a record holds; OpenSSL encrypts one record at a time.
+    RECORD_MAX = 16 * 1024
+    # Writes up to this size wait for the end of the turn and share a record: a record costs as much
+    # as encrypting 4 KiB.
+    HELD_MAX = 4 * 1024
+    # From this size on the transport sends at once, so the records can be sent from a Scratch.
+    SCRATCH_MIN = 8 * 1024
+    # The most plaintext that is encrypted to a Scratch before it is sent: what asyncio reads at
+    # once.
+    SCRATCH_MAX = 256 * 1024
 
-    # The size of SSLProtocol's buffer and of a read from OpenSSL: one record.
-    max_size = 16 * 1024
+cdef str FAILED = "Fatal error on SSL protocol"
+cdef str BUFFER_UPDATED_FAILED = "Fatal error: protocol.buffer_updated() call failed."
+cdef tuple ADDRESSES = ("peername", "sockname")
+cdef tuple AGAIN = (ssl.SSLWantReadError, ssl.SSLSyscallError)
+cdef tuple NOTHING_MORE = (*AGAIN, ssl.SSLZeroReturnError)
+# What isinstance() finds of an SSLTransport: asyncio's sendfile() requires this base class, and
+# programs look for "ssl" in the name.
+cdef object TRANSPORT_CLASS = type("SSLTransport", (transports._FlowControlMixin,), {})
+cdef int LOG_AFTER = constants.LOG_THRESHOLD_FOR_CONNLOST_WRITES
+# A C global, because the interpreter clears the names of modules when it exits.
+cdef object warn = warnings.warn
 
-    def __init__(self, *args, **options):
-        # SSLProtocol zeroes a buffer of this size for each connection. The compiled data path does
-        # not need it, and get_buffer() enlarges it.
-        self.max_size = 1
-        sslproto.SSLProtocol.__init__(self, *args, **options)
-        del self.max_size
 
-    def _get_app_transport(self):
-        if self._app_transport is None and not self._app_transport_created:
-            self._app_transport = SSLTransport(self._loop, self)
-            self._app_transport_created = True
-        return sslproto.SSLProtocol._get_app_transport(self)
+cdef inline unsigned int bit(TLSState state) noexcept:
+    return 1u << <unsigned int>state
 
-    def _start_handshake(self):
-        sslproto.SSLProtocol._start_handshake(self)
-        # asyncio notes the time in debug mode only, and fails at the end of the handshake if debug
-        # mode began meanwhile.
-        if self._handshake_start_time is None:
-            self._handshake_start_time = self._loop.time()
 
-    def _control_app_writing(self):
-        (<TLSCore>self).call_in_context(sslproto.SSLProtocol._control_app_writing)
+# The states from which each state may be entered.
+cdef unsigned int[8] FROM
+FROM[<int>UNCONNECTED] = 0
+FROM[<int>HANDSHAKE] = bit(UNCONNECTED)
+FROM[<int>TELLING] = bit(HANDSHAKE)
+FROM[<int>FIRST_READ] = bit(TELLING)
+FROM[<int>OPEN] = bit(FIRST_READ)
+FROM[<int>FLUSHING] = bit(TELLING) | bit(FIRST_READ) | bit(OPEN)
+FROM[<int>SHUTDOWN] = bit(FLUSHING)
+FROM[<int>ENDED] = ~0u
 
-    def _go_on(self):
-        """Continue as the current state demands, as a callback of the loop."""
-        (<TLSCore>self).end_first_read()
-        (<TLSCore>self).call_in_context(go_on)
 
-    def _resume_reading(self):
-        if self._app_reading_paused:
-            self._app_reading_paused = False
-            self._loop.call_soon(self._go_on)
+cdef class SSLProtocol:
+    """The protocol that does TLS for *app_protocol*; the arguments are those of asyncio's class.
 
-    def _start_shutdown(self):
-        if self._app_reading_paused and self._eof_received and self._state is FLUSHING:
-            # EOF arrived while reading was paused. asyncio waits for resume_reading(), which a
-            # program that has called close() does not call. Continue in a callback, because the
-            # loop's flush may be the caller.
-            self._loop.call_soon(self._go_on)
-        else:
-            (<TLSCore>self).call_in_context(sslproto.SSLProtocol._start_shutdown)
+    Raises ValueError and TypeError for invalid arguments, and what SSLContext.wrap_bio() raises.
+    """
 
-    def _do_shutdown(self):
-        # asyncio leaves unread records in the BIO, and OpenSSL fails when it reads data after it
-        # has sent close_notify.
+    def __init__(
+            self, LoopCore loop not None, app_protocol, sslcontext, waiter, server_side=False,
+            server_hostname=None, call_connection_made=True, ssl_handshake_timeout=None,
+            ssl_shutdown_timeout=None):
+        self.handshake_timeout = checked_timeout(
+            "ssl_handshake_timeout", ssl_handshake_timeout, constants.SSL_HANDSHAKE_TIMEOUT)
+        self.shutdown_timeout = checked_timeout(
+            "ssl_shutdown_timeout", ssl_shutdown_timeout, constants.SSL_SHUTDOWN_TIMEOUT)
+        if not sslcontext:
+            sslcontext = default_context(server_side, server_hostname)
+        if server_side or not server_hostname:
+            server_hostname = None
+        self.loop = loop
+        self.waiter = waiter
+        self.extra = {"sslcontext": sslcontext}
+        self.told = NOTHING if call_connection_made else CONNECTED
+        self.backlog = collections.deque()
+        self.more_held = []
+        self.use_protocol(app_protocol)
+        self.set_read_limits(None, None)
+        self.set_write_limits(None, None)
+        self.records = Records(sslcontext, server_side, server_hostname)
+        self.app_transport = SSLTransport.__new__(SSLTransport)
+        self.app_transport.protocol = self
+
+    @property
+    def __class__(self):
+        # isinstance(protocol, asyncio.BufferedProtocol) is true.
+        return asyncio.BufferedProtocol
+
+    cdef int enter_state(self, TLSState state) except -1:
+        assert FROM[<int>state] & bit(self.state)
+        self.state = state
+        return 0
+
+    cdef int use_protocol(self, object protocol) except -1:
+        with cython.critical_section(self):
+            self.app_protocol = protocol
+        # StreamTransport, too, accepts other classes that have get_buffer() and no data_received().
+        self.app_is_buffered = (
+            type(protocol) is not SSLProtocol and hasattr(protocol, "get_buffer")
+            and (isinstance(protocol, asyncio.BufferedProtocol)
+                 or not hasattr(protocol, "data_received")))
+        return 0
+
+    cdef int use_transport(self, object transport) except -1:
+        with cython.critical_section(self):
+            self.transport = transport
+        self.writer = None
+        if transport is None:
+            return 0
+        self.context = context_of(transport)
+        if isinstance(transport, WriteTransport) and hasattr(transport, "_start_tls_compatible"):
+            self.writer = transport
+        return 0
+
+    # ── a protocol's methods ─────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport):
+        if self.state != UNCONNECTED:
+            # The connection has ended before the callback that start_tls() has scheduled.
+            return
+        self.use_transport(transport)
+        self.begin_handshake()
+
+    def connection_lost(self, exc):
+        self.drop_writes()
+        self.records.take_out()
+        self.writes_lost += 1
+        # Without a GIL, a peer that closes at once can end the connection before
+        # create_connection() returns: its transport still has the addresses.
+        if self.writer is not None:
+            for name in ADDRESSES:
+                self.extra[name] = self.writer.get_extra_info(name)
+        if self.app_transport is not None:
+            store_int(&self.app_transport.closed, True)
+        if self.state != HANDSHAKE and (self.told == CONNECTED or self.told == AT_EOF):
+            self.told = LOST
+            self.loop.call_soon(self.app_protocol.connection_lost, exc)
+            if exc is not None:
+                self.loop.call_soon(retrieve_closed, self.app_protocol)
+        self.enter_state(ENDED)
+        self.use_transport(None)
+        self.use_protocol(None)
+        self.app_transport = None
+        self.stop_timer()
+        self.wake_waiter(exc)
+
+    def get_buffer(self, sizehint):
+        if self.buffer is None:
+            self.buffer = bytearray(RECORD_MAX)
+        # Assigning to a slice of the bytearray could change its size.
+        return memoryview(self.buffer)
+
+    def buffer_updated(self, Py_ssize_t nbytes):
+        if self.buffer is None or not 0 <= nbytes <= len(self.buffer):
+            raise ValueError(f"the buffer of get_buffer() does not have {nbytes} bytes")
+        self.receive(PyByteArray_AS_STRING(self.buffer), nbytes)
+
+    def eof_received(self):
+        if self.loop.in_debug_mode():
+            logger.debug("%r received EOF", self)
+        self.at_eof = True
+        if self.state == TELLING or self.state == FIRST_READ:
+            # The callback that delivers the first bytes passes it on.
+            return True
+        return self.end_received()
+
+    def pause_writing(self):
+        self.writing_paused = True
+
+    def resume_writing(self):
+        self.writing_paused = False
+        self.send_records()
+
+    # ── for the package, and private names of asyncio's class ────────────────────────────────
+
+    def replace(self, transport):
+        """Take the place of the program's protocol, for start_tls()."""
+        transport.set_protocol(self)
+        # If bytes in the clear wait to be sent, the program's protocol has been paused.
+        # resume_writing() comes to this one.
+        self.context = context_of(transport)
+        self.writing_paused = bool(getattr(transport, "_protocol_paused", False))
+        store_int(&self.app_writing_paused, self.writing_paused)
+
+    def take_ahead(self, bytes data not None):
+        """Take bytes of the connection that were received before it was this protocol's."""
+        self.records.take_in_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    @property
+    def _loop(self):
+        return self.loop
+
+    @property
+    def _app_transport(self):
+        return self.app_transport
+
+    @property
+    @cython.critical_section
+    def _app_protocol(self):
+        return self.app_protocol
+
+    @property
+    @cython.critical_section
+    def _transport(self):
+        return self.transport
+
+    @property
+    def _extra(self):
+        return self.extra
+
+    @property
+    def _sslcontext(self):
+        return self.extra["sslcontext"]
+
+    @property
+    def _sslobj(self):
+        return self.records.sslobj
+
+    # ── the handshake ────────────────────────────────────────────────────────────────────────
+
+    cdef int begin_handshake(self) except -1:
+        if self.loop.in_debug_mode():
+            logger.debug("%r starts SSL handshake", self)
+        self.handshake_began = self.loop.time()
+        self.enter_state(HANDSHAKE)
+        self.timer = self.loop.call_later(self.handshake_timeout, self._check_handshake_timeout)
+        return self.do_handshake()
+
+    def _check_handshake_timeout(self):
+        if self.state == HANDSHAKE:
+            self.fail(ConnectionAbortedError(
+                f"SSL handshake is taking longer than {self.handshake_timeout} seconds: "
+                "aborting the connection"))
+
+    cdef int do_handshake(self) except -1:
+        """Continue the handshake with what has been received."""
         try:
-            if not self._eof_received:
-                self._drop_unread()
+            self.records.sslobj.do_handshake()
+        except AGAIN:
+            return self.send_records()
+        except Exception as exc:
+            return self.fail_handshake(exc)
+        # A callback of the context may have ended the connection.
+        return self.complete_handshake() if self.state == HANDSHAKE else 0
+
+    cdef int complete_handshake(self) except -1:
+        cdef object sslobj = self.records.sslobj
+        try:
+            peercert = sslobj.getpeercert()
+        except Exception as exc:
+            return self.fail_handshake(exc)
+        self.stop_timer()
+        if self.loop.in_debug_mode():
+            elapsed = self.loop.time() - self.handshake_began
+            logger.debug("%r: SSL handshake took %.1f ms", self, elapsed * 1e3)
+        self.extra.update(
+            peercert=peercert, cipher=sslobj.cipher(), compression=sslobj.compression(),
+            ssl_object=sslobj)
+        self.records.learn_overhead()
+        self.enter_state(TELLING)
+        if self.loop.nestable:
+            # A run within connection_made() goes on.
+            self.loop.schedule(self._begin_first_read, (), self.context)
+        try:
+            self.tell_connected()
+        except (KeyboardInterrupt, SystemExit):
+            # The next run goes on.
+            self._begin_first_read()
+            raise
+        self._begin_first_read()
+        return 0
+
+    cdef int tell_connected(self) except -1:
+        if self.told == NOTHING:
+            self.told = CONNECTED
+            self.app_protocol.connection_made(self.app_transport)
+        return 0
+
+    def _begin_first_read(self):
+        """End the wait for the handshake, and deliver what came with it in a later callback."""
+        self.wake_waiter(None)
+        if self.state == TELLING:
+            self.enter_state(FIRST_READ)
+            self.send_pending()
+            self.go_on_soon()
+
+    cdef int fail_handshake(self, object exc) except -1:
+        """End the connection; the peer learns the reason by an alert."""
+        cdef bint is_refusal = isinstance(exc, ssl.CertificateError)
+        self.stop_timer()
+        self.enter_state(ENDED)
+        self.send_records()
+        self.fail(
+            exc, "SSL handshake failed on verifying the certificate" if is_refusal
+            else "SSL handshake failed")
+        return self.wake_waiter(exc)
+
+    cdef int wake_waiter(self, object exc) except -1:
+        cdef object waiter = self.waiter
+        self.waiter = None
+        if waiter is None or waiter.cancelled():
+            return 0
+        if exc is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(exc)
+        return 0
+
+    cdef int stop_timer(self) except -1:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+        return 0
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    cdef bint is_closed(self) noexcept:
+        """Return whether the program, or the peer's close_notify, has closed the connection."""
+        return self.app_transport is None or self.app_transport.closed
+
+    cdef int begin_shutdown(self) except -1:
+        """Send what is written, exchange close_notify, and close the transport below."""
+        if self.state == FLUSHING and self.app_reading_paused and self.at_eof:
+            # The program has called close(), and need not call resume_reading().
+            return self.go_on_soon()
+        if self.state == HANDSHAKE:
+            store_int(&self.app_transport.closed, True)
+            return self.abort(None)
+        if self.state < TELLING or self.state > OPEN:
+            return 0
+        store_int(&self.app_transport.closed, True)
+        self.timer = self.loop.call_later(self.shutdown_timeout, self._check_shutdown_timeout)
+        self.begin_flush()
+        return self.flush()
+
+    def _check_shutdown_timeout(self):
+        if self.state == FLUSHING or self.state == SHUTDOWN:
+            self.transport._force_close(TimeoutError("SSL shutdown timed out"))
+
+    cdef int begin_flush(self) except -1:
+        """Write what is held: nothing may follow close_notify."""
+        self.enter_state(FLUSHING)
+        try:
+            # This may call pause_writing().
+            self.release()
+        except (KeyboardInterrupt, SystemExit):
+            self.go_on_soon()
+            raise
+        return 0
+
+    cdef int flush(self) except -1:
+        """Deliver what came before the end, then begin to shut down."""
+        if self.at_eof and self.app_reading_paused and not self.is_closed():
+            # resume_reading() leads here again.
+            return 0
+        self.read()
+        # The protocol may have ended the connection.
+        if self.state != FLUSHING:
+            return 0
+        if (self.at_eof and self.app_is_buffered and not self.is_closed()
+                and self.records.has_more()):
+            # The callback that fills the next buffer leads here again.
+            return 0
+        self.enter_state(SHUTDOWN)
+        return self.do_shutdown()
+
+    cdef int do_shutdown(self) except -1:
+        """Send close_notify; close the transport below when the peer has answered."""
+        try:
+            if not self.at_eof:
+                self.drop_unread()
+                self.records.sslobj.unwrap()
+        except AGAIN:
+            return self.send_records()
         except ssl.SSLError as exc:
-            self._on_shutdown_complete(exc)
-        else:
-            sslproto.SSLProtocol._do_shutdown(self)
-
-    def _drop_unread(self):
-        """Read and drop plaintext that arrives after the program's close()."""
+            self.send_records()
+            self.stop_timer()
+            return self.fail(exc)
+        self.send_records()
         try:
-            while self._sslobj.read(self.max_size):
+            self.tell_eof()
+        finally:
+            self.stop_timer()
+            if self.transport is not None:
+                self.loop.call_soon(self.transport.close)
+        return 0
+
+    cdef int drop_unread(self) except -1:
+        """Read and drop what the peer has sent: OpenSSL reads no data behind its close_notify."""
+        try:
+            while self.records.sslobj.read(RECORD_MAX):
                 pass
         except NOTHING_MORE:
             # No whole record is left, or the peer has sent close_notify.
             pass
-        if self._ssl_reading_paused:
+        if self.reading_paused:
             # To receive the peer's close_notify.
-            self._ssl_reading_paused = False
-            self._transport.resume_reading()
+            self.reading_paused = False
+            self.transport.resume_reading()
+        return 0
 
-    def _do_read__buffered(self):
-        # Called at the end of the connection, where asyncio's method loses bytes if the buffer is a
-        # bytearray.
-        (<TLSCore>self).fill_app_buffer()
+    cdef int tell_eof(self) except -1:
+        if self.told != CONNECTED:
+            return 0
+        self.told = AT_EOF
+        try:
+            if self.call_app("eof_received") and type(self.app_protocol) is not SSLProtocol:
+                logger.warning("returning true from eof_received() has no effect when using ssl")
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            self.fail(exc, "Error calling eof_received()")
+        return 0
 
-    def _do_flush(self):
-        # asyncio fills the buffer of a BufferedProtocol once and drops the remaining plaintext.
-        if self._eof_received and self._app_protocol_is_buffer:
-            if not (<TLSCore>self).fill_until_paused():
-                # resume_reading() calls this again.
-                return
-        sslproto.SSLProtocol._do_flush(self)
+    cdef bint end_received(self) except -1:
+        """Process the end of the transport below; return whether that must stay open."""
+        if self.state == HANDSHAKE:
+            self.fail_handshake(ConnectionResetError())
+        elif self.state == OPEN:
+            self.begin_flush()
+            if self.app_reading_paused:
+                return self.state == FLUSHING
+            self.flush()
+        elif self.state == SHUTDOWN:
+            self.do_shutdown()
+        # While FLUSHING, `flush` goes on by itself.
+        return self.state == FLUSHING
+
+    def _end_received(self):
+        cdef object transport = self.transport
+        if transport is not None and not self.end_received():
+            transport.close()
+
+    cdef int abort(self, object exc) except -1:
+        """End the connection at once; what this turn has written is still sent."""
+        cdef object transport = self.transport
+        self.enter_state(ENDED)
+        try:
+            # This may call pause_writing().
+            self.release()
+        finally:
+            if transport is not None:
+                transport._force_close(exc)
+        return 0
+
+    cdef int fail(self, object exc, str message="Fatal error on transport") except -1:
+        """End the connection because of an error, and report it as asyncio does."""
+        if self.state != HANDSHAKE:
+            # As in asyncio, connection_lost() does not reach the program's protocol otherwise.
+            self.enter_state(ENDED)
+        if self.transport is not None:
+            self.transport._force_close(exc)
+        if isinstance(exc, OSError):
+            if self.loop.in_debug_mode():
+                logger.debug("%r: %s", self, message, exc_info=exc)
+        elif not isinstance(exc, asyncio.CancelledError):
+            self.report(message, exc, self.transport)
+        return 0
+
+    cdef int report(self, str message, object exc, object transport) except -1:
+        self.loop.call_exception_handler({
+            "message": message, "exception": exc, "transport": transport, "protocol": self})
+        return 0
+
+    # ── receiving ────────────────────────────────────────────────────────────────────────────
+
+    cdef int receive(self, const char *data, Py_ssize_t size) except -1:
+        """Process *size* received bytes."""
+        try:
+            if self.state == OPEN:
+                self.receive_open(data, size)
+            elif self.state != ENDED:
+                self.records.take_in_all(data, size)
+                self.go_on_received()
+        except (KeyboardInterrupt, SystemExit):
+            # The next run delivers what is left.
+            self.go_on_soon()
+            raise
+        return 0
+
+    cdef int go_on_received(self) except -1:
+        if self.state == HANDSHAKE:
+            self.do_handshake()
+        elif self.state == FLUSHING:
+            self.flush()
+        elif self.state == SHUTDOWN:
+            self.do_shutdown()
+        return 0
+
+    cdef int receive_open(self, const char *data, Py_ssize_t size) except -1:
+        if self.records.peer_closed:
+            # A run within eof_received(): nothing counts behind close_notify.
+            return 0
+        try:
+            if self.app_reading_paused or self.app_is_buffered:
+                self.records.take_in_all(data, size)
+                self.read_pending()
+            else:
+                self.deliver(self.records.decrypt(data, size))
+                self.send_pending()
+                self.control_reading()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except Exception as exc:
+            self.fail_reading(exc)
+        return 0
+
+    cdef int go_on_soon(self) except -1:
+        """Continue in a callback as the state demands then."""
+        self.loop.check_closed()
+        self.loop.schedule(self._go_on, (), self.context)
+        return 0
+
+    def _go_on(self):
+        if self.state == FIRST_READ:
+            self.enter_state(OPEN)
+            try:
+                self.read()
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                # As if the transport below had passed the bytes.
+                self.report(BUFFER_UPDATED_FAILED, exc, self.transport)
+                self.abort(exc)
+            finally:
+                if self.at_eof:
+                    # What the bytes have scheduled runs before the end is passed on.
+                    self.loop.schedule(self._end_received, (), self.context)
+        elif self.state == OPEN:
+            self.read()
+        else:
+            self.go_on_received()
+
+    cdef int read(self) except -1:
+        """Deliver what is received and not delivered yet."""
+        if self.state != OPEN and self.state != FLUSHING:
+            return 0
+        try:
+            if self.state == FLUSHING and self.is_closed():
+                self.send_pending()
+            else:
+                self.read_pending()
+        except (KeyboardInterrupt, SystemExit):
+            # The next run delivers what is left.
+            self.go_on_soon()
+            raise
+        except Exception as exc:
+            self.fail_reading(exc)
+        return 0
+
+    cdef int resume_reading(self) except -1:
+        if self.app_reading_paused:
+            store_int(&self.app_reading_paused, False)
+            if self.state != TELLING and self.state != FIRST_READ:
+                # Else the callback that follows the handshake's waiter delivers.
+                self.go_on_soon()
+        return 0
+
+    cdef int fail_reading(self, object exc) except -1:
+        """End the connection because a record, or the protocol, has failed."""
+        if isinstance(exc, ssl.SSLError):
+            # The peer learns the reason by an alert, the last record that OpenSSL writes.
+            self.drop_writes()
+            self.send_records()
+        return self.fail(exc, FAILED)
+
+    cdef int read_pending(self) except -1:
+        if not self.app_reading_paused:
+            if self.app_is_buffered:
+                self.fill_app_buffer()
+            else:
+                self.deliver(self.records.decrypt_pending())
+            self.send_pending()
+        return self.control_reading()
+
+    cdef int deliver(self, bytes data) except -1:
+        """Pass plaintext to the protocol; *data* is None if no record was complete."""
+        if data is not None and not self.deliver_to_known(data):
+            self.app_protocol.data_received(data)
+        if self.records.peer_closed:
+            self.close_received()
+        return 0
+
+    cdef bint deliver_to_known(self, bytes data) except -1:
+        """Pass *data* to a protocol of the package or a StreamReader; False for all others."""
+        cdef object app_protocol = self.app_protocol
+        if is_compiled(app_protocol):
+            return (<CompiledProtocol>app_protocol).receive_object(data)
+        if type(app_protocol) is SSLProtocol:
+            (<SSLProtocol>app_protocol).receive(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+            return True
+        return appends_to_reader(app_protocol) and append_to_reader(
+            app_protocol, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+    cdef int fill_app_buffer(self) except -1:
+        """Decrypt into the buffer of a BufferedProtocol, once in a turn like asyncio."""
+        cdef Records records = self.records
+        cdef Py_buffer view
+        cdef Py_ssize_t filled
+        cdef object app_protocol = self.app_protocol
+        cdef object buffer
+        if not records.has_more():
+            records.may_have_more = records.framer.blind
+            if records.peer_closed and self.state == OPEN:
+                self.close_received()
+            return 0
+        buffer = app_protocol.get_buffer(records.left())
+        if not len(buffer):
+            raise RuntimeError("get_buffer() returned an empty buffer")
+        try:
+            PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE)
+        except (BufferError, TypeError):
+            # read() of the `ssl` module raises its own error for such a buffer.
+            records.sslobj.read(len(buffer), buffer)
+            raise
+        try:
+            filled = records.fill(<char*>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+        # The buffer is released: buffer_updated() may resize it.
+        del buffer
+        if records.may_have_more:
+            self.go_on_soon()
+        if filled:
+            app_protocol.buffer_updated(filled)
+        if records.peer_closed:
+            self.close_received()
+        return 0
+
+    cdef int close_received(self) except -1:
+        """Process the peer's close_notify."""
+        self.tell_eof()
+        return self.begin_shutdown()
+
+    cdef int control_reading(self) except -1:
+        """Pause or resume the transport, depending on the number of unread bytes."""
+        cdef Py_ssize_t size = self.records.unread() if self.records.may_have_more else 0
+        if self.transport is None:
+            return 0
+        if not self.reading_paused:
+            if size >= self.reading_stops:
+                self.reading_paused = True
+                self.transport.pause_reading()
+        elif size <= self.read_low_water:
+            self.reading_paused = False
+            self.transport.resume_reading()
+        return 0
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────────
+
+    cdef int write(self, bytes data) except -1:
+        """Send *data*, or hold it until the end of the turn or of the handshake."""
+        if not PyBytes_GET_SIZE(data):
+            return 0
+        if self.state == HANDSHAKE:
+            return self.add_backlog(data)
+        if self.state < TELLING or self.state > OPEN:
+            return self.count_lost_write()
+        if self.held_size and self.held_size + PyBytes_GET_SIZE(data) > RECORD_MAX:
+            self.release_before(data)
+        if self.backlog_size:
+            return self.write_behind(data)
+        return self.write_open(data)
+
+    cdef int write_behind(self, bytes data) except -1:
+        """Write *data* behind the backlog, if there is one."""
+        if not self.backlog_size:
+            return self.write_now(data)
+        self.add_backlog(data)
+        try:
+            self.write_backlog()
+        except Exception as exc:
+            self.fail(exc, FAILED)
+        return 0
+
+    cdef int count_lost_write(self) except -1:
+        """Count a write after the end; log a warning from the fifth on, as asyncio does."""
+        if self.writes_lost >= LOG_AFTER:
+            logger.warning("SSL connection is closed")
+        self.writes_lost += 1
+        return 0
+
+    cdef int write_open(self, bytes data) except -1:
+        if (PyBytes_GET_SIZE(data) <= HELD_MAX and self.writer is not None
+                and not self.writing_paused and not self.app_writing_paused
+                and self.writing_stops > 0):
+            return self.hold(data)
+        if self.held_size:
+            self.add_held(data)
+            data = self.take_held()
+        return self.write_now(data)
+
+    cdef int hold(self, bytes data) except -1:
+        """Hold a write until the flush at the end of the turn."""
+        self.add_held(data)
+        return self.writer.set_source(self, PyBytes_GET_SIZE(data))
+
+    cdef int add_held(self, bytes data) except -1:
+        if self.first_held is None:
+            self.first_held = data
+        else:
+            self.more_held.append(data)
+        self.held_size += PyBytes_GET_SIZE(data)
+        return 0
+
+    cdef bytes take_held(self):
+        """Remove and return the held writes as one object; None if there are none."""
+        cdef bytes data = self.first_held
+        if self.more_held:
+            data = b"".join([data, *self.more_held])
+            self.more_held.clear()
+        self.first_held = None
+        self.held_size = 0
+        return data
+
+    cdef int drop_writes(self) except -1:
+        """Forget what the program has written and OpenSSL has not encrypted."""
+        self.take_held()
+        self.backlog.clear()
+        self.backlog_size = 0
+        return 0
+
+    cdef int release(self) except -1:
+        """Write the held writes at once, not at the end of the turn."""
+        cdef bytes data = self.take_held()
+        if data is not None:
+            self.write_now(data)
+        return 0
+
+    cdef int release_before(self, bytes data) except -1:
+        """Write the held writes; if that raises KeyboardInterrupt, write *data*, too."""
+        try:
+            self.release()
+        except (KeyboardInterrupt, SystemExit):
+            self.write_behind(data)
+            raise
+        return 0
+
+    cdef bytes take_records(self):
+        """Return the records of the held writes for the transport's flush; None without any."""
+        cdef bytes data = self.take_held()
+        cdef bytes records = None
+        cdef Py_ssize_t done
+        if data is None:
+            return None
+        try:
+            if self.writing_paused or self.writer is None:
+                done = self.records.encrypt(data)
+            else:
+                records = self.records.encrypt_out(self.loop, data, &done)
+                if done == PyBytes_GET_SIZE(data):
+                    return records
+                self.writer.put(records)
+            self.write_rest(data, done)
+        except Exception as exc:
+            self.fail(exc, FAILED)
+        return None
+
+    cdef int write_now(self, bytes data) except -1:
+        """Encrypt *data* and pass the records to the transport."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t done = 0
+        try:
+            if size < SCRATCH_MIN:
+                done = self.records.encrypt(data)
+            if done < size:
+                self.write_rest(data, done)
+            else:
+                self.send_records()
+        except Exception as exc:
+            self.fail(exc, FAILED)
+        return 0
+
+    cdef int write_rest(self, bytes data, Py_ssize_t done) except -1:
+        """Encrypt *data* from the offset *done* on, and send the records."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef list pieces = []
+        cdef Scratch scratch = None
+        cdef WriteTransport writer = self.writer
+        if writer is not None and not self.writing_paused:
+            scratch = self.records.take_scratch(self.loop)
+        if scratch is None:
+            done = self.encrypt_each(data, done, pieces)
+        else:
+            try:
+                done = self.encrypt_lent(writer, scratch, data, done, pieces)
+            finally:
+                give_scratch(self.loop, scratch)
+        if done < size:
+            self.add_backlog(data[done:])
+        if pieces:
+            # Pass all pieces in one call: the transport pauses this protocol when the socket is
+            # full.
+            if writer is not None:
+                writer.put_all(pieces)
+            elif self.transport is not None:
+                self.transport.write(b"".join(pieces))
+        return self.control_writing()
+
+    cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1:
+        """Encrypt record by record, so that each passes through the same memory of the BIO."""
+        cdef Records records = self.records
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t count = 1
+        while done < size and count:
+            count = records.encrypt_from(
+                PyBytes_AS_STRING(data) + done, min(size - done, RECORD_MAX))
+            done += count
+            if count and not self.writing_paused:
+                pieces.append(records.take_out())
+        return done
+
+    cdef Py_ssize_t encrypt_lent(
+            self, WriteTransport writer, Scratch scratch, bytes data, Py_ssize_t done,
+            list pieces) except -1:
+        """Encrypt to *scratch* and send from there; append to *pieces* what the socket refuses."""
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef Py_ssize_t taken
+        cdef Py_ssize_t count = 1
+        cdef Window window = self.records.window
+        while done < size and count:
+            window.show(PyBytes_AS_STRING(data) + done, min(size - done, SCRATCH_MAX))
+            count = self.records.encrypt_to(scratch, window)
+            done += count
+            taken = 0
+            if not pieces:
+                taken = writer.send_memory(scratch.memory.data, scratch.memory.length)
+            if taken < <Py_ssize_t>scratch.memory.length:
+                pieces.append(scratch.rest(taken))
+        return done
+
+    cdef int add_backlog(self, bytes data) except -1:
+        """Keep *data* until OpenSSL can encrypt it, after the handshake."""
+        self.backlog.append(data)
+        self.backlog_size += PyBytes_GET_SIZE(data)
+        return 0
+
+    cdef int write_backlog(self) except -1:
+        cdef bytes data
+        cdef Py_ssize_t count
+        while self.backlog:
+            data = self.backlog[0]
+            count = self.records.encrypt(data)
+            if count == 0:
+                break
+            self.backlog_size -= count
+            if count < PyBytes_GET_SIZE(data):
+                self.backlog[0] = data[count:]
+            else:
+                self.backlog.popleft()
+        return self.send_records()
+
+    cdef int send_pending(self) except -1:
+        """Send writes that waited for a read, and records that a read has produced."""
+        return self.write_backlog() if self.backlog_size else self.send_records()
+
+    cdef int send_records(self) except -1:
+        """Pass the records that OpenSSL has produced to the transport, if there is one."""
+        cdef WriteTransport writer = self.writer
+        cdef object transport = self.transport
+        if not self.writing_paused and transport is not None and self.records.unsent():
+            if writer is not None:
+                writer.put(self.records.take_out())
+            else:
+                transport.write(self.records.take_out())
+        return self.control_writing()
+
+    # ── flow control of the program's writes ─────────────────────────────────────────────────
+
+    cdef int control_writing(self) except -1:
+        """Call pause_writing() or resume_writing(), depending on the number of unsent bytes."""
+        cdef Py_ssize_t size = self.backlog_size
+        if self.writing_paused:
+            size += self.records.unsent()
+        if size >= self.writing_stops or self.app_writing_paused:
+            self.tell_writing()
+        return 0
+
+    cdef int tell_writing(self) except -1:
+        cdef Py_ssize_t size = self.unsent()
+        if self.app_protocol is None:
+            return 0
+        if size >= self.writing_stops and not self.app_writing_paused:
+            store_int(&self.app_writing_paused, True)
+            self.call_flow_control("pause_writing")
+        elif size <= self.write_low_water and self.app_writing_paused:
+            store_int(&self.app_writing_paused, False)
+            self.call_flow_control("resume_writing")
+        return 0
+
+    cdef int call_flow_control(self, str name) except -1:
+        try:
+            self.call_app(name)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as exc:
+            self.report(f"protocol.{name}() failed", exc, self.app_transport)
+        return 0
+
+    cdef object call_app(self, str name):
+        """Call a method of the program's protocol in the connection's context."""
+        cdef object method = getattr(self.app_protocol, name)
+        cdef PyObject *entered = enter(self.context)
+        try:
+            return method()
+        finally:
+            leave(self.context, entered)
+
+    cdef Py_ssize_t unsent(self) except -1:
+        """Return how many bytes wait to be encrypted or sent."""
+        return self.records.unsent() + self.backlog_size
+
+    cdef int set_write_limits(self, object high, object low) except -1:
+        high, low = limits(high, low, constants.FLOW_CONTROL_HIGH_WATER_SSL_WRITE)
+        with cython.critical_section(self):
+            self.write_high_water = high
+            self.write_low_water = low
+        self.writing_stops = min(high, sys.maxsize)
+        return 0
+
+    cdef int set_read_limits(self, object high, object low) except -1:
+        high, low = limits(high, low, constants.FLOW_CONTROL_HIGH_WATER_SSL_READ)
+        with cython.critical_section(self):
+            self.read_high_water = high
+            self.read_low_water = low
+        self.reading_stops = min(high, sys.maxsize)
+        return 0
 
 
-def go_on(protocol):
-    """Continue as the current state demands, as SSLProtocol does when reading is resumed."""
-    if protocol._state is WRAPPED:
-        protocol._do_read()
-    elif protocol._state is FLUSHING:
-        protocol._do_flush()
-    elif protocol._state is SHUTDOWN:
-        protocol._do_shutdown()
+def checked_timeout(name, seconds, default):
+    """Return the timeout of an argument; None stands for the default."""
+    if seconds is None:
+        return default
+    if seconds <= 0:
+        raise ValueError(f"{name} should be a positive number, got {seconds}")
+    return seconds
 
 
-cdef object PROTOCOL = TLSProtocol
+def default_context(server_side, server_hostname):
+    """Return the context of a client that passes `ssl=True`."""
+    if server_side:
+        raise ValueError("Server side SSL needs a valid SSLContext")
+    context = ssl.create_default_context()
+    if not server_hostname:
+        context.check_hostname = False
+    return context
 
 
-def new_protocol(*args, **options):
-    """Return a new protocol for TLS; the arguments are those of asyncio's SSLProtocol."""
-    return (PROTOCOL if uses(COMPILED_TLS) else sslproto.SSLProtocol)(*args, **options)
+def limits(high, low, kib):
+    """Return both water marks of flow control; those that are None get asyncio's defaults."""
+    if high is None:
+        high = kib * 1024 if low is None else 4 * low
+    if low is None:
+        low = high // 4
+    if not high >= low >= 0:
+        raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+    return high, low
 
 
-cdef bint is_secure(object protocol) except -1:
-    """Return whether *protocol* is a TLSProtocol, for `receive_records`."""
-    return type(protocol) is PROTOCOL
-
-
-cdef int receive_records(object protocol, const char *data, Py_ssize_t size) except -1:
-    """Pass received bytes to *protocol*, a TLSProtocol."""
-    return (<TLSCore>protocol).receive(data, size)
+cdef object context_of(object transport):
+    """Return the context in which the callbacks of *transport*'s protocol run."""
+    if isinstance(transport, Transport):
+        return (<Transport>transport).context
+    if type(transport) is SSLTransport:
+        return (<SSLTransport>transport).protocol.context
+    return PyContext_CopyCurrent()
 
 
 # ── the program's transport ──────────────────────────────────────────────────────────────────
 
 
-cdef int check_owner(object transport) except -1:
-    """Raise RuntimeError in a wrong thread, as the transports below TLS do."""
-    cdef object loop = transport._loop
-    if isinstance(loop, LoopCore):
-        (<LoopCore>loop).check_owner()
-    return 0
+cdef bytes bytes_of(object data):
+    """Return *data*, or a copy of mutable data, which may be wider than bytes or have gaps."""
+    if type(data) is bytes:
+        return data
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"data: expecting a bytes-like instance, got {type(data).__name__}")
+    return bytes(data)
 
 
-cdef object owned(object data):
-    """Return a copy of mutable *data*, which may be wider than bytes or have gaps."""
-    if type(data) is not bytes and isinstance(data, (bytearray, memoryview)):
-        return bytes(data)
-    return data
+cdef class SSLTransport:
+    """The transport that the program gets.
 
+    Methods that change the connection, or ask OpenSSL, check the thread; others may be called by
+    any thread.
+    """
 
-cdef class TransportCore:
-    """The compiled half of SSLTransport."""
+    def __init__(self, *args, **kwargs):
+        # SSLProtocol creates transports with __new__ only.
+        raise TypeError(f"cannot create '{type(self).__name__}' instances")
+
+    _start_tls_compatible = True
+    _sendfile_compatible = constants._SendfileMode.FALLBACK
+
+    @property
+    def __class__(self):
+        # isinstance(transport, asyncio.Transport) is true, although the memory layout differs.
+        return TRANSPORT_CLASS
+
+    def __repr__(self):
+        state = "closing" if self.is_closing() else "open"
+        return f"<{type(self).__name__} {state} over {self.protocol._transport!r}>"
+
+    def __del__(self):
+        if self.protocol is not None and not self.closed:
+            warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+
+    # Private names of asyncio's transports, which programs read.
+
+    @property
+    def _ssl_protocol(self):
+        return self.protocol
+
+    @property
+    def _loop(self):
+        return self.protocol.loop
+
+    @property
+    def _closed(self):
+        return load_int(&self.closed) != 0
+
+    @property
+    def _protocol_paused(self):
+        return load_int(&self.protocol.app_writing_paused) != 0
+
+    def get_extra_info(self, name, default=None):
+        cdef object transport
+        if name in self.protocol.extra:
+            return self.protocol.extra[name]
+        transport = self.protocol._transport
+        return default if transport is None else transport.get_extra_info(name, default)
+
+    def get_protocol(self):
+        return self.protocol._app_protocol
+
+    def set_protocol(self, protocol):
+        self.protocol.loop.check_owner()
+        self.protocol.use_protocol(protocol)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+
+    def is_closing(self):
+        cdef object transport = self.protocol._transport
+        return load_int(&self.closed) != 0 or (transport is not None and transport.is_closing())
+
+    def close(self):
+        self.protocol.loop.check_owner()
+        if not self.closed:
+            store_int(&self.closed, True)
+            self.protocol.begin_shutdown()
+
+    def abort(self):
+        self._force_close(None)
+
+    def _force_close(self, exc):
+        self.protocol.loop.check_owner()
+        store_int(&self.closed, True)
+        self.protocol.abort(exc)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
+
+    def is_reading(self):
+        return not load_int(&self.protocol.app_reading_paused)
+
+    def pause_reading(self):
+        self.protocol.loop.check_owner()
+        store_int(&self.protocol.app_reading_paused, True)
+
+    def resume_reading(self):
+        self.protocol.loop.check_owner()
+        self.protocol.resume_reading()
+
+    def get_read_buffer_limits(self):
+        with cython.critical_section(self.protocol):
+            return self.protocol.read_low_water, self.protocol.read_high_water
+
+    def set_read_buffer_limits(self, high=None, low=None):
+        self.protocol.loop.check_owner()
+        self.protocol.set_read_limits(high, low)
+        self.protocol.control_reading()
+
+    def get_read_buffer_size(self):
+        self.protocol.loop.check_owner()
+        return self.protocol.records.unread()
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     def write(self, data):
         """Write *data*; a mutable buffer may be changed as soon as this returns."""
-        cdef object protocol = self._ssl_protocol
-        cdef TLSCore core
-        if type(protocol) is not PROTOCOL or (<TLSCore>protocol).core_loop is None:
-            check_owner(self)
-        else:
-            (<TLSCore>protocol).core_loop.check_owner()
-        data = owned(data)
-        if type(data) is bytes and type(protocol) is PROTOCOL:
-            core = <TLSCore>protocol
-            if core.path == COMPILED and not core._write_backlog:
-                if PyBytes_GET_SIZE(<bytes>data):
-                    core.write(<bytes>data)
-                return
-        STOCK_TRANSPORT.write(self, data)
+        self.protocol.loop.check_owner()
+        self.protocol.write(bytes_of(data))
 
     def writelines(self, list_of_data):
         """Write the pieces, joined to as few records as they fill."""
-        cdef list pieces
-        check_owner(self)
-        pieces = [owned(piece) for piece in list_of_data]
-        if all([type(piece) is bytes for piece in pieces]):
-            self.write(b"".join(pieces))
-        else:
-            STOCK_TRANSPORT.writelines(self, pieces)
+        self.protocol.loop.check_owner()
+        self.protocol.write(b"".join([
+            data if type(data) is bytes else bytes(memoryview(data)) for data in list_of_data]))
 
-
-class SSLTransport(TransportCore, STOCK_TRANSPORT):
-    """The transport that the program gets: asyncio's, with a compiled write().
-
-    Its methods that change the connection, or read OpenSSL's state, check the thread.
-    """
-
-    def set_protocol(self, protocol):
-        check_owner(self)
-        STOCK_TRANSPORT.set_protocol(self, protocol)
-
-    def close(self):
-        check_owner(self)
-        STOCK_TRANSPORT.close(self)
-
-    def abort(self):
-        check_owner(self)
-        STOCK_TRANSPORT.abort(self)
-
-    def _force_close(self, exc):
-        check_owner(self)
-        STOCK_TRANSPORT._force_close(self, exc)
-
-    def pause_reading(self):
-        check_owner(self)
-        STOCK_TRANSPORT.pause_reading(self)
-
-    def resume_reading(self):
-        check_owner(self)
-        STOCK_TRANSPORT.resume_reading(self)
+    def get_write_buffer_limits(self):
+        with cython.critical_section(self.protocol):
+            return self.protocol.write_low_water, self.protocol.write_high_water
 
     def set_write_buffer_limits(self, high=None, low=None):
-        check_owner(self)
-        STOCK_TRANSPORT.set_write_buffer_limits(self, high, low)
-
-    def set_read_buffer_limits(self, high=None, low=None):
-        check_owner(self)
-        STOCK_TRANSPORT.set_read_buffer_limits(self, high, low)
+        self.protocol.loop.check_owner()
+        self.protocol.set_write_limits(high, low)
+        self.protocol.tell_writing()
 
     def get_write_buffer_size(self):
-        # Only the loop's thread may call: this first encrypts the writes that are held.
-        check_owner(self)
-        return STOCK_TRANSPORT.get_write_buffer_size(self)
+        """Return how many bytes wait to be sent; held writes are encrypted first.
 
-    def get_read_buffer_size(self):
-        # Only the loop's thread may call: this asks OpenSSL.
-        check_owner(self)
-        return STOCK_TRANSPORT.get_read_buffer_size(self)
+        Called in a thread other than the loop's, it encrypts nothing.
+        """
+        self.protocol.loop.check_owner()
+        if is_elsewhere(self.protocol.loop):
+            return self.protocol.backlog_size + self.protocol.held_size
+        self.protocol.release()
+        return self.protocol.unsent()
+
+    def can_write_eof(self):
+        return False
+
+    def write_eof(self):
+        raise NotImplementedError

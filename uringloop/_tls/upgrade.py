@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from uringloop._cpython import stdlib
-from uringloop._tls import data_path, ssl_protocol
+from uringloop._tls.ssl_protocol import SSLProtocol
 
 if TYPE_CHECKING:
     from uringloop._loop.base_loop import BaseLoop
@@ -79,7 +78,7 @@ def wrap(
     call_connection_made: bool = True,
 ) -> SSLProtocol:
     """Return the protocol that does TLS for *protocol*; the handshake's end resolves *waiter*."""
-    return ssl_protocol.new_protocol(
+    return SSLProtocol(
         loop,
         protocol,
         wanted.context,  # None for a default context
@@ -155,7 +154,7 @@ async def start(
     transport.pause_reading()
     if stdlib.START_TLS_MOVES_READ_AHEAD and wanted.server_side:
         move_read_ahead(protocol, secured)
-    transport.set_protocol(secured)
+    secured.replace(transport)
     steps = (
         loop.call_soon(secured.connection_made, transport),
         loop.call_soon(transport.resume_reading),
@@ -179,8 +178,5 @@ def move_read_ahead(protocol: asyncio.BaseProtocol, secured: SSLProtocol) -> Non
     if not isinstance(protocol, asyncio.StreamReaderProtocol) or reader is None:
         return
     if reader._buffer:
-        if isinstance(secured, data_path.TLSCore):
-            secured.take_ahead(bytes(reader._buffer))
-        else:
-            secured._incoming.write(reader._buffer)  # type: ignore[attr-defined]
+        secured.take_ahead(bytes(reader._buffer))
         reader._buffer.clear()

@@ -16,7 +16,7 @@ as the protocol has it.
 """
 
 import asyncio
-from asyncio import sslproto, streams
+from asyncio import streams
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.string cimport memcpy
@@ -29,7 +29,6 @@ cdef object READER = streams.StreamReader
 cdef object DATA_RECEIVED = streams.StreamReaderProtocol.data_received
 cdef object FEED_DATA = streams.StreamReader.feed_data
 cdef object FUTURE = asyncio.Future
-cdef object SSL_PROTOCOL = sslproto.SSLProtocol
 
 
 cdef bint appends_to_reader(object protocol) except -1:
@@ -82,19 +81,15 @@ cdef int pause(object reader) except -1:
 
 cpdef object call_connection_lost(object protocol, object exc):
     """Call connection_lost() of *protocol*, and retrieve *exc* from a stream's future."""
-    cdef object app_protocol = None
-    if exc is not None and isinstance(protocol, SSL_PROTOCOL):
-        app_protocol = getattr(protocol, "_app_protocol", None)
     protocol.connection_lost(exc)
-    if isinstance(app_protocol, PROTOCOL):
-        # Its connection_lost() is a callback, which the call above has scheduled.
-        protocol._loop.call_soon(retrieve_closed, app_protocol)
-    elif exc is not None and isinstance(protocol, PROTOCOL):
+    if exc is not None:
         retrieve_closed(protocol)
 
 
 def retrieve_closed(protocol):
-    """Retrieve the exception of the future, as StreamReaderProtocol.__del__() does."""
-    cdef object closed = getattr(protocol, "_closed", None)
+    """Retrieve the exception of a stream's future, as StreamReaderProtocol.__del__() does."""
+    cdef object closed = None
+    if isinstance(protocol, PROTOCOL):
+        closed = getattr(protocol, "_closed", None)
     if asyncio.isfuture(closed) and closed.done() and not closed.cancelled():
         closed.exception()

@@ -26,7 +26,7 @@ cdef enum ProtocolKind:
     STREAM_READER   # asyncio's StreamReaderProtocol: see asyncio_reader.pyx
     COMPILED        # CompiledProtocol: takes bytes by a call in C
     BUFFERED        # get_buffer() and buffer_updated()
-    TLS             # TLSProtocol: records without get_buffer(), see data_path.pyx
+    TLS             # SSLProtocol: records without get_buffer()
 
 
 cdef enum:

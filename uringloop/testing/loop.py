@@ -14,7 +14,6 @@ import socket
 import threading
 import types
 import warnings
-from asyncio import sslproto
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
@@ -24,6 +23,7 @@ from uringloop._net.argument_checks import check_nonblocking
 from uringloop._net.datagram_transport import make_datagram
 from uringloop._net.resolver import ensure_resolved
 from uringloop._net.servers import Server
+from uringloop._tls.ssl_protocol import SSLProtocol
 from uringloop._turn import tracing, watchers
 from uringloop.testing import outside
 from uringloop.testing.connections import Connections
@@ -231,7 +231,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
         """Return whether *fd* belongs to a transport under TLS."""
         transport = watchers.transport_of(self, fd)
         get_protocol = getattr(transport, "get_protocol", None)
-        return get_protocol is not None and isinstance(get_protocol(), sslproto.SSLProtocol)
+        return get_protocol is not None and type(get_protocol()) is SSLProtocol
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
 

@@ -13,8 +13,8 @@ from uringloop._net.servers import Server
 from uringloop._net.stream_transport import StreamTransport as TCPTransport
 from uringloop._net.stream_transport import StreamTransport as UnixTransport
 from uringloop._process.subprocesses import SubprocessTransport as UVProcessTransport
+from uringloop._tls.ssl_protocol import SSLProtocol
 from uringloop._tls.ssl_protocol import SSLTransport as _SSLProtocolTransport
-from uringloop._tls.ssl_protocol import TLSProtocol as SSLProtocol
 from uringloop._turn.handles import Handle, TimerHandle
 
 __all__ = [
