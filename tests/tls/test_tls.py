@@ -27,6 +27,7 @@ from support.roles import (
 )
 from support.sockets import tcp_pair
 from support.tls_contexts import (
+    CERTIFICATES,
     Contexts,
     client_context,
     known_client_context,
@@ -92,6 +93,25 @@ def test_the_host_is_the_server_hostname(each_loop: Loop, contexts: Contexts, ho
         await no_connections_left(server)
 
     check(each_loop=each_loop)
+
+
+@on_loop
+async def test_new_connections_get_a_certificate_that_was_loaded_later(each_loop: Loop) -> None:
+    context, client = server_context(), client_context()
+    # The other certificate is for clients, which a client's checks would refuse.
+    client.check_hostname = False
+    client.verify_mode = ssl.CERT_NONE
+    seen = []
+    async with tls_serving(each_loop, Echo, context) as address:
+        before = await tls_client(each_loop, address, client)
+        context.load_cert_chain(CERTIFICATES / "client.pem")
+        after = await tls_client(each_loop, address, client)
+        for transport, collector in (before, after):
+            peer = transport.get_extra_info("ssl_object")
+            seen.append(ssl.DER_cert_to_PEM_cert(peer.getpeercert(binary_form=True)))
+            await check_echo(transport, collector)
+    for found, name in zip(seen, ("server.pem", "client.pem"), strict=True):
+        assert found.strip() in (CERTIFICATES / name).read_text()
 
 
 @on_loop
