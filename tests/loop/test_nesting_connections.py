@@ -510,6 +510,32 @@ def test_a_tls_connection_ends_in_a_run_within_data_received(loop: uringloop.Loo
     assert loop.run_until_complete(main()) == b"go"
 
 
+def test_a_run_within_the_last_bytes_of_tls_sees_the_end(loop: uringloop.Loop) -> None:
+    class Waiting(Nester):
+        def data_received(self, data: bytes) -> None:
+            self.data += data
+            loop.run_until_complete(self.lost)
+
+    async def main() -> bytes:
+        ours, theirs = tcp_pair()
+        nester = Waiting(loop, lambda _: None)
+        peer = Peer(loop, theirs, client_context())
+        (transport, _), _ = await asyncio.gather(
+            loop.connect_accepted_socket(lambda: nester, ours, ssl=server_context()),
+            peer.handshake(),
+        )
+        transport.pause_reading()
+        await peer.send(b"last words")
+        theirs.shutdown(socket.SHUT_WR)
+        await asyncio.sleep(0.01)
+        transport.resume_reading()
+        await nester.lost
+        theirs.close()
+        return bytes(nester.data)
+
+    assert loop.run_until_complete(main()) == b"last words"
+
+
 def test_records_behind_close_notify_are_dropped_in_a_nested_run(loop: uringloop.Loop) -> None:
     junk = b"\x17\x03\x03\x00\x20" + bytes(32)
 

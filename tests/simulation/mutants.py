@@ -474,8 +474,14 @@ MUTANTS = (
     Mutant(
         "the first read of TLS stays scheduled",
         "_tls/ssl_protocol.pyx",
-        "            self.enter_state(OPEN)\n            try:\n",
-        "            try:\n",
+        "        self.enter_state(OPEN)\n        try:\n",
+        "        try:\n",
+    ),
+    Mutant(
+        "what comes with the handshake of TLS is not delivered",
+        "_tls/ssl_protocol.pyx",
+        "            self.go_on_soon()\n            self.send_pending()\n",
+        "            self.send_pending()\n",
     ),
     Mutant(
         "the shutdown of TLS does not wait for the peer's close_notify",

@@ -285,6 +285,29 @@ async def test_an_exception_for_the_first_bytes_ends_the_connection(
 
 
 @on_loop
+async def test_a_cancelled_error_at_the_peers_end_ends_the_connection(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # On asyncio nothing ends it.
+    handler_calls = record_handler_calls(loop)
+    raised: BaseException = asyncio.CancelledError("no idea")
+
+    class Failing(Collector):
+        def data_received(self, data: bytes) -> None:
+            raise raised
+
+    right = Failing(loop)
+    async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        await peer.send(b"last words")
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        transport.resume_reading()
+        assert await right.lost is raised
+    assert [call["exception"] for call in handler_calls] == [raised]
+
+
+@on_loop
 async def test_an_exception_of_connection_lost_is_reported_with_its_name(
     each_loop: Loop, contexts: Contexts
 ) -> None:
@@ -333,6 +356,71 @@ async def test_a_protocol_may_leave_its_connection_in_data_received(
         assert "unclosed transport <SSLTransport open over" in str(caught[0].message)
         below.abort()
         await until(lambda: fileno() == -1)
+
+
+class Clear:
+    """What a peer sends behind its close_notify."""
+
+    none = b""
+    text = b"221 bye\r\n"
+    record = b"\x17\x03\x03\x00\x20" + bytes(32)
+
+
+@pytest.mark.parametrize("behind", [Clear.none, Clear.text, Clear.record], ids=repr)
+@pytest.mark.parametrize("buffered", [False, True])
+@on_loop
+async def test_a_connection_ends_whatever_follows_close_notify(
+    loop: uringloop.Loop, contexts: Contexts, buffered: bool, behind: bytes
+) -> None:
+    right: Any = Filler(loop, 4) if buffered else Collector(loop)
+    async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        peer.tls.write(b"last words")
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.tls.unwrap()
+        await loop.sock_sendall(peer.sock, peer.outgoing.read() + behind)
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        transport.resume_reading()
+        assert await asyncio.wait_for(right.lost, PATIENCE) is None
+        assert right.data == b"last words"
+
+
+@on_loop
+async def test_close_in_get_buffer_is_a_clean_end(loop: uringloop.Loop, contexts: Contexts) -> None:
+    # The peer's close_notify is there already.
+    right = Filler(loop, 100)
+    async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        peer.tls.write(b"not wanted")
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.tls.unwrap()
+        await loop.sock_sendall(peer.sock, peer.outgoing.read())
+        await turns(20)
+        after(right, "get_buffer", transport.close)
+        transport.resume_reading()
+        assert await asyncio.wait_for(right.lost, PATIENCE) is None
+        assert not right.data
+
+
+@pytest.mark.parametrize("name", ["get_buffer", "buffer_updated"])
+@on_loop
+async def test_a_protocol_that_is_replaced_at_the_peers_end_leaves_the_rest_to_the_next(
+    loop: uringloop.Loop, contexts: Contexts, name: str
+) -> None:
+    data = noise(1000)
+    right, following = Filler(loop, 10), Collector(loop)
+    following.connection_made = lambda transport: None  # type: ignore[method-assign]
+    following.calls.append("connection_made")
+    async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        await peer.send(data)
+        peer.sock.shutdown(socket.SHUT_WR)
+        await turns(20)
+        after(right, name, lambda: transport.set_protocol(following))
+        transport.resume_reading()
+        assert await asyncio.wait_for(following.lost, PATIENCE) is None
+        assert right.data + following.data == data
 
 
 # ── errors of records ────────────────────────────────────────────────────────────────────────
@@ -425,6 +513,52 @@ async def test_objects_of_another_class_read_and_write_as_they_like(
         assert await peer.read_to_end() == b""
         await peer.close()
         assert await left.lost is None
+
+
+class Odd(ssl.SSLObject):
+    """Returns what an SSLObject does not."""
+
+    returned: Any = None
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:
+        data = super().read(len)
+        return data if self.returned is None else self.returned(data)
+
+    def write(self, data: Any) -> int:
+        count = super().write(data)
+        return count if self.returned is None else self.returned(count)
+
+
+@pytest.mark.parametrize("returned", [lambda _: 1 << 40, lambda _: -1, lambda _: "text"])
+@pytest.mark.parametrize("way", ["read", "write"])
+@on_loop
+async def test_an_object_that_returns_nonsense_ends_the_connection(
+    loop: uringloop.Loop, contexts: Contexts, way: str, returned: Callable[[object], object]
+) -> None:
+    record_handler_calls(loop)
+    client = client_context()
+    client.sslobject_class = Odd
+    left = Collector(loop)
+    made = Contexts(contexts.server, client)
+    async with tls_stream(loop, left, made) as (transport, peer):
+        transport.get_extra_info("ssl_object").returned = returned
+        if way == "read":
+            await peer.send(b"data")
+        else:
+            transport.write(bytes(100_000))
+        assert isinstance(await left.lost, (TypeError, ValueError))
+
+
+@on_loop
+async def test_an_object_may_read_a_bytearray(loop: uringloop.Loop, contexts: Contexts) -> None:
+    client = client_context()
+    client.sslobject_class = Odd
+    left = Collector(loop)
+    made = Contexts(contexts.server, client)
+    async with tls_stream(loop, left, made) as (transport, peer):
+        transport.get_extra_info("ssl_object").returned = bytearray
+        await peer.send(b"data")
+        assert await left.received(4) == b"data"
 
 
 class Stubborn(ssl.SSLObject):

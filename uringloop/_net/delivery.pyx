@@ -144,9 +144,14 @@ cdef int deliver_buffered(ReadTransport transport, const char *data, Py_ssize_t 
 cdef int fill_protocol_buffer(
         ReadTransport transport, const char *data, Py_ssize_t size, Py_ssize_t *taken) except -1:
     """Copy the bytes behind *taken* into one buffer of the protocol, and advance *taken*."""
+    cdef object protocol = transport.protocol
     cdef Py_buffer view
     cdef Py_ssize_t count
     if not borrow_buffer(transport, &view):
+        return 0
+    if transport.protocol is not protocol or transport.life >= CLOSING:
+        # get_buffer() has closed the transport, or put another protocol in the place of its own.
+        PyBuffer_Release(&view)
         return 0
     count = min(view.len, size - taken[0])
     memcpy(view.buf, data + taken[0], count)

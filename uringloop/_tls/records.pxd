@@ -84,7 +84,9 @@ cdef class Records:
     cdef int check_not_lent(self) except -1
     cdef bytes decrypt_pending(self)
     cdef Py_ssize_t decrypt_into(self, char *start, Py_ssize_t room) except -1
-    cdef Py_ssize_t copy_into(self, char *start, Py_ssize_t room) except -1
+    cdef bytes read_other(self, Py_ssize_t room)
+    cdef Py_ssize_t read_other_into(self, char *start, Py_ssize_t room) except -1
+    cdef Py_ssize_t write_other(self, bytes data) except -1
     cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1
     cdef Py_ssize_t encrypt(self, object data) except -1
     cdef Py_ssize_t encrypt_from(self, const char *data, Py_ssize_t size) except -1

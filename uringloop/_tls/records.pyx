@@ -248,12 +248,12 @@ cdef class Records:
 
     cdef bint has_more(self) except -1:
         """Return whether OpenSSL may have plaintext; a read may still find none."""
-        if not self.may_have_more:
+        if not self.may_have_more or self.peer_closed:
             return False
         return self.unread() > 0 or self.engine.pending() > 0
 
     cdef Py_ssize_t left(self) except -1:
-        """Return the number of unread bytes, records and plaintext together."""
+        """Return the number of bytes that `unread` counts, and of the plaintext in OpenSSL."""
         return self.unread() + <Py_ssize_t>self.engine.pending()
 
     # ── decrypting ───────────────────────────────────────────────────────────────────────────
@@ -296,6 +296,8 @@ cdef class Records:
         cdef bytes data
         # An alert or a change_cipher_spec may be no longer than the overhead.
         room = max(1, room)
+        if not self.is_stock:
+            return self.read_other(room)
         if room != self.read_room:
             self.read_arguments = (room,)
             self.read_room = room
@@ -411,7 +413,7 @@ cdef class Records:
         cdef PyObject *result
         cdef Py_ssize_t count
         if not self.is_stock:
-            return self.copy_into(start, room)
+            return self.read_other_into(start, room)
         self.window.lend(start, room)
         result = engine_read(self.engine, self.fill_arguments)
         if result == NULL:
@@ -422,18 +424,43 @@ cdef class Records:
             self.peer_closed = True
         return count
 
-    cdef Py_ssize_t copy_into(self, char *start, Py_ssize_t room) except -1:
-        """Do what `decrypt_into` does, by a bytes object."""
-        cdef bytes data = self.decrypt_one(room)
-        if data is None:
-            return 0
+    # What is no SSLObject of the `ssl` module is called with bytes objects only.
+
+    cdef bytes read_other(self, Py_ssize_t room):
+        """Return up to *room* bytes of plaintext; None if none yet, or at close_notify."""
+        cdef bytes data
+        try:
+            data = bytes(memoryview(self.engine.read(room)))
+        except AGAIN:
+            return None
         if len(data) > room:
             raise ValueError(f"read({room}) has returned {len(data)} bytes")
+        if not data:
+            self.peer_closed = True
+            return None
+        return data
+
+    cdef Py_ssize_t read_other_into(self, char *start, Py_ssize_t room) except -1:
+        """Do what `decrypt_into` does."""
+        cdef bytes data = self.read_other(room)
+        if data is None:
+            return 0
         memcpy(start, PyBytes_AS_STRING(data), len(data))
         return len(data)
 
+    cdef Py_ssize_t write_other(self, bytes data) except -1:
+        """Return the number of bytes encrypted; 0 if the object wants to read first."""
+        cdef Py_ssize_t count
+        try:
+            count = self.engine.write(data)
+        except AGAIN:
+            return 0
+        if not 0 <= count <= len(data):
+            raise ValueError(f"write() of {len(data)} bytes has returned {count}")
+        return count
+
     cdef Py_ssize_t fill(self, char *start, Py_ssize_t room) except -1:
-        """Decrypt until *room* is full, in which case more may be left, or nothing is left."""
+        """Decrypt until nothing is left, or *room* is full; then more may be left."""
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t count
         while True:
@@ -450,8 +477,11 @@ cdef class Records:
 
     cdef Py_ssize_t encrypt(self, object data) except -1:
         """Return the number of bytes encrypted; 0 if OpenSSL wants to read first."""
-        cdef PyObject *result = engine_write(self.engine, <PyObject*>data)
+        cdef PyObject *result
         cdef Py_ssize_t count
+        if not self.is_stock:
+            return self.write_other(data)
+        result = engine_write(self.engine, <PyObject*>data)
         if result == NULL:
             return 0
         count = size_of_long(result)

@@ -35,7 +35,7 @@ cdef class SSLProtocol(WriteSource):
     cdef TLSState state
     cdef Told told
     cdef Records records                    # encrypts and decrypts
-    cdef object app_protocol                # the program's; None after the end
+    cdef object app_protocol                # the program's; None after the connection
     cdef SSLTransport app_transport     # the program's; None after the end
     cdef object transport                   # of the records; None before and after the connection
     cdef WriteTransport writer              # `transport` if it is uringloop's, else None
@@ -92,6 +92,8 @@ cdef class SSLProtocol(WriteSource):
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
     cdef int go_on_received(self) except -1
     cdef int go_on_soon(self) except -1
+    cdef int fail_callback(self, object exc) except -1
+    cdef int read_first(self) except -1
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1
     cdef int read(self) except -1
     cdef int read_pending(self) except -1
@@ -104,7 +106,6 @@ cdef class SSLProtocol(WriteSource):
     cdef int control_reading(self) except -1
     cdef int write(self, bytes data) except -1
     cdef int count_lost_write(self) except -1
-    cdef int write_behind(self, bytes data) except -1
     cdef int write_open(self, bytes data) except -1
     cdef int hold(self, bytes data) except -1
     cdef int add_held(self, bytes data) except -1

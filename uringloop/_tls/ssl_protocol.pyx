@@ -7,7 +7,8 @@
     OPEN ──end_received(): the peer's end of the stream, without close_notify──> FLUSHING
     FLUSHING ──flush(): the program has got all that it can get──> SHUTDOWN
     SHUTDOWN ──do_shutdown(): the peer has sent close_notify or EOF──> the transport below is closed
-    any state ──fail_handshake(), fail(), abort(), connection_lost()──> ENDED
+    any state ──fail_handshake(), abort(), connection_lost()──> ENDED
+    any state but HANDSHAKE ──fail()──> ENDED
 
 The behaviour is that of asyncio's SSLProtocol: exceptions, the order of callbacks, log messages,
 flow control and defaults. It differs where asyncio loses bytes, waits for ever, or calls the
@@ -20,8 +21,8 @@ bytes.
 Writes of up to HELD_MAX bytes wait for the end of the turn and share a record. Larger ones are
 encrypted at once, to memory from which they are sent.
 
-Only the loop's thread may call; other threads may call what has a critical section or reads a field
-by load_int().
+Only the loop's thread may call, except the methods of the program's transport that
+docs/threads.md allows to any thread.
 """
 
 import asyncio
@@ -168,9 +169,10 @@ cdef class SSLProtocol:
         self.writes_lost += 1
         # Without a GIL, a peer that closes at once can end the connection before
         # create_connection() returns: its transport still has the addresses.
-        if self.writer is not None:
-            for name in ADDRESSES:
-                self.extra[name] = self.writer.get_extra_info(name)
+        for name in ADDRESSES:
+            address = None if self.transport is None else self.transport.get_extra_info(name)
+            if address is not None:
+                self.extra[name] = address
         if self.app_transport is not None:
             store_int(&self.app_transport.closed, True)
         if self.state != HANDSHAKE and (self.told == CONNECTED or self.told == AT_EOF):
@@ -181,7 +183,8 @@ cdef class SSLProtocol:
         self.enter_state(ENDED)
         self.use_transport(None)
         self.use_protocol(None)
-        self.app_transport = None
+        with cython.critical_section(self):
+            self.app_transport = None
         self.stop_timer()
         self.wake_waiter(exc)
 
@@ -232,6 +235,7 @@ cdef class SSLProtocol:
         return self.loop
 
     @property
+    @cython.critical_section
     def _app_transport(self):
         return self.app_transport
 
@@ -322,8 +326,8 @@ cdef class SSLProtocol:
         self.wake_waiter(None)
         if self.state == TELLING:
             self.enter_state(FIRST_READ)
-            self.send_pending()
             self.go_on_soon()
+            self.send_pending()
 
     cdef int fail_handshake(self, object exc) except -1:
         """End the connection; the peer learns the reason by an alert."""
@@ -356,12 +360,14 @@ cdef class SSLProtocol:
     # ── the end ──────────────────────────────────────────────────────────────────────────────
 
     cdef bint is_closed(self) noexcept:
-        """Return whether the program, or the peer's close_notify, has closed the connection."""
+        """Return whether nothing is delivered any more: close() was called, or the peer's
+        close_notify came while the connection was open.
+        """
         return self.app_transport is None or self.app_transport.closed
 
     cdef int begin_shutdown(self) except -1:
         """Send what is written, exchange close_notify, and close the transport below."""
-        if self.state == FLUSHING and self.app_reading_paused and self.at_eof:
+        if self.state == FLUSHING:
             # The program has called close(), and need not call resume_reading().
             return self.go_on_soon()
         if self.state == HANDSHAKE:
@@ -394,12 +400,14 @@ cdef class SSLProtocol:
         if self.at_eof and self.app_reading_paused and not self.is_closed():
             # resume_reading() leads here again.
             return 0
+        if self.loop.nestable:
+            # A run within data_received() goes on.
+            self.go_on_soon()
         self.read()
         # The protocol may have ended the connection.
         if self.state != FLUSHING:
             return 0
-        if (self.at_eof and self.app_is_buffered and not self.is_closed()
-                and self.records.has_more()):
+        if self.at_eof and not self.is_closed() and self.records.has_more():
             # The callback that fills the next buffer leads here again.
             return 0
         self.enter_state(SHUTDOWN)
@@ -459,8 +467,6 @@ cdef class SSLProtocol:
             self.fail_handshake(ConnectionResetError())
         elif self.state == OPEN:
             self.begin_flush()
-            if self.app_reading_paused:
-                return self.state == FLUSHING
             self.flush()
         elif self.state == SHUTDOWN:
             self.do_shutdown()
@@ -469,8 +475,11 @@ cdef class SSLProtocol:
 
     def _end_received(self):
         cdef object transport = self.transport
-        if transport is not None and not self.end_received():
-            transport.close()
+        try:
+            if transport is not None and not self.end_received():
+                transport.close()
+        except BaseException as exc:
+            self.fail_callback(exc)
 
     cdef int abort(self, object exc) except -1:
         """End the connection at once; what this turn has written is still sent."""
@@ -487,7 +496,8 @@ cdef class SSLProtocol:
     cdef int fail(self, object exc, str message="Fatal error on transport") except -1:
         """End the connection because of an error, and report it as asyncio does."""
         if self.state != HANDSHAKE:
-            # As in asyncio, connection_lost() does not reach the program's protocol otherwise.
+            # In HANDSHAKE the state stays, so that connection_lost() does not reach the program's
+            # protocol, as in asyncio.
             self.enter_state(ENDED)
         if self.transport is not None:
             self.transport._force_close(exc)
@@ -553,27 +563,36 @@ cdef class SSLProtocol:
         return 0
 
     def _go_on(self):
-        if self.state == FIRST_READ:
-            self.enter_state(OPEN)
-            try:
+        try:
+            if self.state == FIRST_READ:
+                self.read_first()
+            elif self.state == OPEN:
                 self.read()
-            except (KeyboardInterrupt, SystemExit):
-                raise
-            except BaseException as exc:
-                # As if the transport below had passed the bytes.
-                self.report(BUFFER_UPDATED_FAILED, exc, self.transport)
-                self.abort(exc)
-            finally:
-                if self.at_eof:
-                    # What the bytes have scheduled runs before the end is passed on.
-                    self.loop.schedule(self._end_received, (), self.context)
-        elif self.state == OPEN:
+            else:
+                self.go_on_received()
+        except BaseException as exc:
+            self.fail_callback(exc)
+
+    cdef int fail_callback(self, object exc) except -1:
+        """End the connection as the transport below does if buffer_updated() raises."""
+        if isinstance(exc, (KeyboardInterrupt, SystemExit)):
+            raise exc
+        self.report(BUFFER_UPDATED_FAILED, exc, self.transport)
+        return self.abort(exc)
+
+    cdef int read_first(self) except -1:
+        """Deliver what came with the handshake."""
+        self.enter_state(OPEN)
+        try:
             self.read()
-        else:
-            self.go_on_received()
+        finally:
+            if self.at_eof:
+                # What the bytes have scheduled runs before the end is passed on.
+                self.loop.schedule(self._end_received, (), self.context)
+        return 0
 
     cdef int read(self) except -1:
-        """Deliver what is received and not delivered yet."""
+        """Deliver what is received and not delivered yet; once closed, only send what waits."""
         if self.state != OPEN and self.state != FLUSHING:
             return 0
         try:
@@ -646,6 +665,11 @@ cdef class SSLProtocol:
                 self.close_received()
             return 0
         buffer = app_protocol.get_buffer(records.left())
+        if self.app_protocol is not app_protocol:
+            # Another protocol gets the bytes.
+            return self.go_on_soon()
+        if self.is_closed() or self.state != OPEN and self.state != FLUSHING:
+            return 0
         if not len(buffer):
             raise RuntimeError("get_buffer() returned an empty buffer")
         try:
@@ -690,23 +714,21 @@ cdef class SSLProtocol:
     # ── sending ──────────────────────────────────────────────────────────────────────────────
 
     cdef int write(self, bytes data) except -1:
-        """Send *data*, or hold it until the end of the turn or of the handshake."""
+        """Send *data*, or hold it until the end of the turn or of the handshake.
+
+        Before the handshake and after the end it is lost.
+        """
         if not PyBytes_GET_SIZE(data):
             return 0
+        if self.held_size and self.held_size + PyBytes_GET_SIZE(data) > RECORD_MAX:
+            # This may call pause_writing(), and change the state.
+            self.release_before(data)
         if self.state == HANDSHAKE:
             return self.add_backlog(data)
         if self.state < TELLING or self.state > OPEN:
             return self.count_lost_write()
-        if self.held_size and self.held_size + PyBytes_GET_SIZE(data) > RECORD_MAX:
-            self.release_before(data)
-        if self.backlog_size:
-            return self.write_behind(data)
-        return self.write_open(data)
-
-    cdef int write_behind(self, bytes data) except -1:
-        """Write *data* behind the backlog, if there is one."""
         if not self.backlog_size:
-            return self.write_now(data)
+            return self.write_open(data)
         self.add_backlog(data)
         try:
             self.write_backlog()
@@ -715,7 +737,7 @@ cdef class SSLProtocol:
         return 0
 
     cdef int count_lost_write(self) except -1:
-        """Count a write after the end; log a warning from the fifth on, as asyncio does."""
+        """Count a lost write; log a warning if there were several before, as asyncio does."""
         if self.writes_lost >= LOG_AFTER:
             logger.warning("SSL connection is closed")
         self.writes_lost += 1
@@ -773,7 +795,7 @@ cdef class SSLProtocol:
         try:
             self.release()
         except (KeyboardInterrupt, SystemExit):
-            self.write_behind(data)
+            self.write(data)
             raise
         return 0
 
@@ -836,7 +858,8 @@ cdef class SSLProtocol:
                 writer.put_all(pieces)
             elif self.transport is not None:
                 self.transport.write(b"".join(pieces))
-        return self.control_writing()
+        # A write that wants to read first may have produced records.
+        return self.send_records()
 
     cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1:
         """Encrypt record by record, so that each passes through the same memory of the BIO."""
@@ -871,7 +894,7 @@ cdef class SSLProtocol:
         return done
 
     cdef int add_backlog(self, bytes data) except -1:
-        """Keep *data* until OpenSSL can encrypt it, after the handshake."""
+        """Keep *data* until OpenSSL can encrypt it: after the handshake, or after a read."""
         self.backlog.append(data)
         self.backlog_size += PyBytes_GET_SIZE(data)
         return 0

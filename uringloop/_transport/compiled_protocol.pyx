@@ -1,9 +1,10 @@
 """The seam for protocols that take received bytes in C, without a call of data_received().
 
 A class outside the core derives from CompiledProtocol and overrides all three methods. Transports,
-with and without TLS, call them on the thread of the loop, except in debug mode, which measures
-data_received(). What they raise closes the transport, as exceptions of data_received() do. The
-memory belongs to the transport, which uses it again when `receive` has returned.
+with and without TLS, call them on the thread of the loop. In debug mode a transport without TLS
+calls data_received() instead, and measures it. What the methods raise closes the transport, as
+exceptions of data_received() do. The memory belongs to the transport, which uses it again when
+`receive` has returned.
 """
 
 

@@ -200,9 +200,9 @@ cdef class WriteTransport(FlowControl):
         """Queue the bytes of `source`, unless they would not be sent."""
         cdef WriteSource source = self.source
         cdef bytes data
+        self.source = None
         if self.loses_writes():
             return 0
-        self.source = None
         data = source.take_records()
         if data is not None and not self.loses_writes():
             self.queue.push(data)
