@@ -35,7 +35,8 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / ".ci").mkdir()
     shutil.copy(PROGRAM, tmp_path / ".ci")
     (tmp_path / "setup.py").write_text(SETUP)
-    (tmp_path / "pyproject.toml").write_text("")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (tmp_path / name).write_text("")
     (tmp_path / "uringloop").mkdir()
     (tmp_path / "uringloop" / "__init__.py").write_text("")
     return tmp_path
