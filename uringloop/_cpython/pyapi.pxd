@@ -13,7 +13,6 @@ ctypedef int (*traverseproc)(PyObject *, visitproc, void *) noexcept
 
 cdef extern from "Python.h":
     size_t PY_VECTORCALL_ARGUMENTS_OFFSET
-    PyObject *PyObject_CallObject(object function, tuple arguments)
     PyObject *PyObject_Vectorcall(
         object callable, PyObject *const *args, size_t nargs, PyObject *kwnames)
     # These take the callable as a pointer: threads that share it need not change its count.

@@ -39,7 +39,6 @@ from uringloop._cpython.pyapi cimport (
     METH_VARARGS,
     PyBytes_New,
     PyCFunction,
-    PyObject_CallObject,
     PyObject_Vectorcall,
     Py_DECREF_owned,
     cut_bytes,
@@ -71,7 +70,7 @@ cdef object OBJECT = ssl.SSLObject
 cdef object ENGINE = find(_ssl, "_SSLSocket")
 cdef object BIO = ssl.MemoryBIO
 # The C functions of its methods, which take no new tuple of arguments for each call. NULL if a
-# method takes its arguments in another way.
+# method takes its arguments in another way: then SSLObject's methods are called.
 cdef PyCFunction read_function = function_of(find(_ssl, "_SSLSocket.read"), METH_VARARGS)
 cdef PyCFunction write_function = function_of(find(_ssl, "_SSLSocket.write"), METH_O)
 cdef object BIO_READ = ssl.MemoryBIO.read
@@ -191,7 +190,8 @@ cdef class Records:
         # SSLObject's methods are in Python and only pass their arguments on. Another class may read
         # less than asked for, or keep what it is given: it is called as asyncio calls it.
         self.is_stock = (
-            type(self.sslobj) is OBJECT and type(getattr(self.sslobj, "_sslobj", None)) is ENGINE)
+            read_function != NULL and write_function != NULL and type(self.sslobj) is OBJECT
+            and type(getattr(self.sslobj, "_sslobj", None)) is ENGINE)
         self.engine = self.sslobj._sslobj if self.is_stock else self.sslobj
         self.framer.blind = not self.is_stock
         self.window = Window()
@@ -542,24 +542,16 @@ cdef Py_ssize_t pending(object bio) except -1:
 
 
 cdef PyObject *engine_read(object engine, tuple arguments) except? NULL:
-    """Call an SSLObject's read(); NULL without exception if OpenSSL wants more records."""
-    cdef PyObject *result
-    if read_function != NULL and type(engine) is ENGINE:
-        result = read_function(<PyObject*>engine, <PyObject*>arguments)
-    else:
-        result = PyObject_CallObject(engine.read, arguments)
+    """Call read() of an _SSLSocket; NULL without exception if OpenSSL wants more records."""
+    cdef PyObject *result = read_function(<PyObject*>engine, <PyObject*>arguments)
     if result == NULL:
         clear_want_read()
     return result
 
 
 cdef PyObject *engine_write(object engine, PyObject *data) except? NULL:
-    """Call an SSLObject's write(); NULL without exception if OpenSSL wants to read first."""
-    cdef PyObject *result
-    if write_function != NULL and type(engine) is ENGINE:
-        result = write_function(<PyObject*>engine, data)
-    else:
-        result = PyObject_CallObject(engine.write, (<object>data,))
+    """Call write() of an _SSLSocket; NULL without exception if OpenSSL wants to read first."""
+    cdef PyObject *result = write_function(<PyObject*>engine, data)
     if result == NULL:
         clear_want_read()
     return result
