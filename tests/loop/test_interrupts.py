@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from support.datagrams import Mailbox, drained, endpoint, fill_receiver, unix_pair
+from support.interrupts import LEAVING, leave_in, runs
 from support.pipes import Reader, Writer, a_pipe, drain, writing
 from support.processes import Recorder
 from support.protocols import Collector
@@ -23,8 +24,6 @@ import uringloop
 
 T = TypeVar("T")
 
-LEAVING = pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-
 
 def run(loop: Loop, awaitable: Awaitable[T]) -> T:
     """Run *awaitable* with a timeout."""
@@ -33,20 +32,6 @@ def run(loop: Loop, awaitable: Awaitable[T]) -> T:
         return await asyncio.wait_for(awaitable, PATIENCE)
 
     return loop.run_until_complete(limited())
-
-
-def leave_in(protocol: object, name: str, leaving: type[BaseException]) -> None:
-    """Make the first call of the protocol's method *name* raise *leaving* at its end."""
-    method: Callable[..., object] = getattr(protocol, name)
-    pending = [leaving]
-
-    def leave(*args: object) -> object:
-        result = method(*args)
-        if pending:
-            raise pending.pop()
-        return result
-
-    setattr(protocol, name, leave)
 
 
 # ── pause_writing ─────────────────────────────────────────────────────────────────────────
@@ -208,19 +193,6 @@ def test_datagrams_are_sent_after_pause_writing_ended_the_run(
 
 
 # ── every method of a protocol ────────────────────────────────────────────────────────────
-
-
-def runs(loop: Loop, coroutine: Coroutine[Any, Any, None], leaving: type[BaseException]) -> int:
-    """Run *coroutine* to its end; return how many runs ended with *leaving* before that."""
-    task = loop.create_task(asyncio.wait_for(coroutine, PATIENCE))
-    count = 0
-    while not task.done():
-        try:
-            loop.run_until_complete(task)
-        except leaving:
-            count += 1
-    task.result()
-    return count
 
 
 async def conversation(loop: Loop, protocol: Any, contexts: Contexts | None) -> None:

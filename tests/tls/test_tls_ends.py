@@ -365,6 +365,7 @@ async def test_a_paused_writer_turns_to_tls(loop: uringloop.Loop, contexts: Cont
         plain, _ = await loop.connect_accepted_socket(lambda: collector, ours)
         plain.set_write_buffer_limits(1000)
         plain.write(noise(500_000))
+        assert collector.calls == ["connection_made", "pause_writing"]
         peer = Peer(loop, theirs, contexts.client)
 
         async def follow() -> None:
@@ -375,5 +376,6 @@ async def test_a_paused_writer_turns_to_tls(loop: uringloop.Loop, contexts: Cont
             starting = loop.start_tls(plain, collector, contexts.server, server_side=True)
             secured, _ = await asyncio.gather(starting, follow())
             assert secured is not None
+            assert collector.calls == ["connection_made", "pause_writing", "resume_writing"]
             secured.write(b"secret")
             assert await peer.read_exactly(6) == b"secret"

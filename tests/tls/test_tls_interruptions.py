@@ -13,10 +13,11 @@ import itertools
 import socket
 import ssl
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.interrupts import LEAVING, after, leave_in, runs
 from support.protocols import Collector
 from support.roles import (
     PATIENCE,
@@ -24,7 +25,6 @@ from support.roles import (
     narrow_pair,
     noise,
     on_loop,
-    read_exactly,
     record_handler_calls,
     turns,
     until,
@@ -35,43 +35,6 @@ from support.tls_peers import Filler, Peer, ending, last_flight, records, tls_li
 
 import uringloop
 
-LEAVING = pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
-
-
-def runs(loop: Loop, coroutine: Coroutine[Any, Any, None], leaving: type[BaseException]) -> int:
-    """Run *coroutine* to its end; return how many runs ended with *leaving* before that."""
-    task = loop.create_task(asyncio.wait_for(coroutine, PATIENCE))
-    count = 0
-    while not task.done():
-        try:
-            loop.run_until_complete(task)
-        except leaving:
-            count += 1
-    task.result()
-    return count
-
-
-def after(protocol: object, name: str, action: Callable[[], object]) -> None:
-    """Have the first call of the protocol's method *name* do *action* at its end."""
-    method: Callable[..., object] = getattr(protocol, name)
-    pending = [action]
-
-    def call(*args: object) -> object:
-        result = method(*args)
-        if pending:
-            pending.pop()()
-        return result
-
-    setattr(protocol, name, call)
-
-
-def leave(leaving: type[BaseException]) -> Callable[[], object]:
-    def raise_it() -> object:
-        raise leaving
-
-    return raise_it
-
-
 # ── KeyboardInterrupt ────────────────────────────────────────────────────────────────────────
 
 
@@ -81,7 +44,7 @@ def test_the_end_follows_first_bytes_that_ended_the_run(
     loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException], buffered: bool
 ) -> None:
     right: Any = Filler(loop, 4) if buffered else Collector(loop)
-    after(right, "buffer_updated" if buffered else "data_received", leave(leaving))
+    leave_in(right, "buffer_updated" if buffered else "data_received", leaving)
 
     async def talk() -> None:
         ours, theirs = tcp_pair()
@@ -107,7 +70,7 @@ def test_the_connection_ends_after_eof_received_ended_the_run(
     loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException], closing: str
 ) -> None:
     left = Collector(loop)
-    after(left, "eof_received", leave(leaving))
+    leave_in(left, "eof_received", leaving)
 
     async def talk() -> None:
         async with tls_stream(loop, left, contexts, shutdown_timeout=60) as (transport, peer):
@@ -128,7 +91,7 @@ def test_flow_control_may_end_the_run_while_reading_is_paused(
 ) -> None:
     data = bytes(20_000_000)
     left, right = Collector(loop), Collector(loop)
-    after(left, name, leave(leaving))
+    leave_in(left, name, leaving)
 
     async def talk() -> None:
         async with tls_link(loop, left, right, contexts) as (transport, other):
@@ -155,7 +118,7 @@ def test_close_goes_on_after_pause_writing_ended_the_run(
     loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException]
 ) -> None:
     left, right = Collector(loop), Collector(loop)
-    after(left, "pause_writing", leave(leaving))
+    leave_in(left, "pause_writing", leaving)
 
     async def talk() -> None:
         async with tls_link(loop, left, right, contexts, buffer_size=4096) as (transport, other):
@@ -670,30 +633,6 @@ async def test_close_notify_is_sent_by_a_transport_that_was_full(
         assert await peer.read_to_end() == data
         await peer.close()
         assert await left.lost is None
-
-
-@on_loop
-async def test_a_paused_protocol_is_resumed_after_start_tls(
-    loop: uringloop.Loop, contexts: Contexts
-) -> None:
-    # On asyncio start_tls() fails (gh-109051).
-    ours, theirs = narrow_pair(4096)
-    collector = Collector(loop)
-    with theirs:
-        plain, _ = await loop.connect_accepted_socket(lambda: collector, ours)
-        plain.set_write_buffer_limits(1000)
-        plain.write(noise(500_000))
-        assert collector.calls == ["connection_made", "pause_writing"]
-        peer = Peer(loop, theirs, contexts.client)
-
-        async def follow() -> None:
-            assert await read_exactly(loop, theirs, 500_000) == noise(500_000)
-            await peer.handshake()
-
-        async with ending(plain):
-            starting = loop.start_tls(plain, collector, contexts.server, server_side=True)
-            await asyncio.gather(starting, follow())
-            assert collector.calls == ["connection_made", "pause_writing", "resume_writing"]
 
 
 @on_loop
