@@ -99,7 +99,7 @@ class Picture:
 ROWS = (
     (("__main__", "doctor", "top", "as_uvloop", "pytest_plugin", "workers", "bench"), "programs"),
     (
-        ("__init__", "threads", "policy", "fs", "tempfile", "prometheus"),
+        ("__init__", "threads", "tls", "policy", "fs", "tempfile", "prometheus"),
         "public modules",
     ),
     (("streams", "testing", "monitor", "files"), "streams, loops for tests, the monitor, files"),

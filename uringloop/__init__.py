@@ -40,6 +40,7 @@ SUBMODULES = (
     "pytest_plugin",
     "streams",
     "tempfile",
+    "tls",
     "top",
     "workers",
 )

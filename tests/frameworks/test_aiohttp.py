@@ -15,6 +15,8 @@ from application import LARGE, PIECES, STREAMED
 from programs import Address, Certificate, check_http, needs, process, program, python, quiet
 from support.roles import Loop, noise
 
+from uringloop import tls
+
 aiohttp = needs("aiohttp")
 web = needs("aiohttp.web")
 pytestmark = quiet
@@ -125,6 +127,21 @@ async def read(client: Any, path: str, **options: Any) -> bytes:
 async def pieces() -> AsyncIterator[bytes]:
     for piece in PIECES:
         yield piece
+
+
+@pytest.mark.slow
+@program
+async def test_the_client_resumes_tls_sessions(each_loop: Loop, tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path)
+    server, context = certificate.server(), certificate.client()
+    tls.reuse_sessions(context)
+    async with serving(ssl_context=server) as (_, port):
+        for _ in range(3):
+            connector = aiohttp.TCPConnector(ssl=context)
+            async with aiohttp.ClientSession(connector=connector) as client:
+                assert await read(client, f"https://localhost:{port}/large") == LARGE
+    counted = server.session_stats()
+    assert (counted["accept_good"], counted["hits"]) == (3, 2)
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from application import LARGE, PIECES, STREAMED, app
 from programs import Certificate, needs, program, quiet, serving_with_uvicorn
 from support.roles import Loop, silent_listener
 
+from uringloop import tls
+
 httpx = needs("httpx")
 needs("uvicorn")
 pytestmark = quiet
@@ -97,6 +99,25 @@ async def test_httpx_works_over_tls(each_loop: Loop, tmp_path: Path) -> None:
     ):
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await stranger.get(f"https://localhost:{port}/small")
+
+
+@pytest.mark.slow
+@program
+async def test_httpx_resumes_tls_sessions(each_loop: Loop, tmp_path: Path) -> None:
+    certificate = Certificate(tmp_path)
+    context = certificate.client()
+    tls.reuse_sessions(context)
+    found = []
+    async with serving_with_uvicorn(
+        app, ssl_certfile=certificate.chain, ssl_keyfile=certificate.key
+    ) as (_, port):
+        for _ in range(3):
+            async with httpx.AsyncClient(verify=context) as client:
+                answer = await client.get(f"https://localhost:{port}/large")
+                assert answer.content == LARGE
+                stream = answer.extensions["network_stream"]
+                found.append(stream.get_extra_info("ssl_object").session_reused)
+    assert found == [False, True, True]
 
 
 @pytest.mark.slow

@@ -111,6 +111,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "pytest_plugin",
         "tempfile",
         "threads",
+        "tls",
         "top",
     }
     # The modules of private packages, except those that are loaded on first use.
@@ -204,7 +205,7 @@ def test_public_names_are_listed_and_internals_are_not() -> None:
     # Submodules loaded with the package are internals; users import or run the others.
     loaded = {name.partition(".")[0] for name in loaded_by_an_import()}
     assert submodules.isdisjoint(loaded)
-    assert {"fs", "tempfile", "monitor", "prometheus", "doctor", "top", "bench"} < submodules
+    assert {"fs", "tempfile", "tls", "monitor", "prometheus", "doctor", "top", "bench"} < submodules
     for name in names:
         assert getattr(uringloop, name) is not None
 

@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -27,6 +28,7 @@ from support.thread_rules import tables
 from support.tls_contexts import Contexts
 
 import uringloop
+import uringloop.tls
 from uringloop._cpython import gil
 from uringloop._net.datagram_transport import DatagramTransport
 from uringloop._net.pipe import ReadPipeTransport, WritePipeTransport
@@ -59,7 +61,10 @@ CLASSES: dict[str, type] = {
 }
 RULES = ("any thread", "checked", "queued", "refused", "the loop's thread", "one thread")
 # The functions of submodules, as docs/api.md lists them.
-OF_SUBMODULES = ("doctor.examine", "monitor.start", "monitor.stop", "prometheus.text")
+OF_SUBMODULES = (
+    *("doctor.examine", "monitor.start", "monitor.stop", "prometheus.text"),
+    "tls.reuse_sessions",
+)
 
 
 # ── the tables ───────────────────────────────────────────────────────────────────────────────
@@ -460,6 +465,7 @@ def test_functions_may_be_called_in_any_thread(scene: Scene, tmp_path: Path) -> 
     in_thread(lambda: uringloop.new_event_loop().close())
     assert in_thread(lambda: uringloop.run_threads(read, 1)) == ["one\n"]
     assert in_thread(lambda: uringloop.monitor.start(tmp_path)) is not None
+    in_thread(lambda: uringloop.tls.reuse_sessions(ssl.create_default_context()))
     in_thread(uringloop.monitor.stop)
     assert in_thread(lambda: uringloop.prometheus.text(scene.loop))
     assert in_thread(uringloop.doctor.examine)

@@ -52,6 +52,7 @@ cdef class Records:
     cdef object outgoing        # MemoryBIO: records for the peer
     cdef object sslobj          # SSLObject, or what another context's wrap_bio() returns
     cdef object engine          # what `sslobj` calls, an _SSLSocket; `sslobj` if that is not known
+    cdef bint resumes           # `sslobj` keeps sessions for later connections
     cdef bint is_stock          # `engine` is called by its C functions, see records.pyx
     cdef RecordFramer framer    # of the bytes that went into `incoming`
     cdef Window window          # borrowed memory of one call

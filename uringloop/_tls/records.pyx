@@ -188,9 +188,13 @@ cdef class Records:
             self.incoming, self.outgoing, server_side=server_side, server_hostname=server_hostname)
         self.framer = RecordFramer()
         # SSLObject's methods are in Python and only pass their arguments on. Another class may read
-        # less than asked for, or keep what it is given: it is called as asyncio calls it.
+        # less than asked for, or keep what it is given: it is called as asyncio calls it. A class
+        # that resumes sessions (tls.py) reads and writes as its base does.
+        kind = type(self.sslobj)
+        self.resumes = hasattr(kind, "_uringloop_base")
         self.is_stock = (
-            read_function != NULL and write_function != NULL and type(self.sslobj) is OBJECT
+            read_function != NULL and write_function != NULL
+            and kind.__dict__.get("_uringloop_base", kind) is OBJECT
             and type(getattr(self.sslobj, "_sslobj", None)) is ENGINE)
         self.engine = self.sslobj._sslobj if self.is_stock else self.sslobj
         self.framer.blind = not self.is_stock

@@ -35,6 +35,7 @@ cdef class SSLProtocol(WriteSource):
     cdef TLSState state
     cdef Told told
     cdef Records records                    # encrypts and decrypts
+    cdef bint awaits_session                # the next bytes from the peer may bring a session
     cdef object app_protocol                # the program's; None after the connection
     cdef SSLTransport app_transport     # the program's; None after the end
     cdef object transport                   # of the records; None before and after the connection

@@ -187,6 +187,8 @@ cdef class SSLProtocol:
             self.app_transport = None
         self.stop_timer()
         self.wake_waiter(exc)
+        if self.records.resumes:
+            self.records.sslobj.end_session()
 
     def get_buffer(self, sizehint):
         if self.buffer is None:
@@ -268,8 +270,15 @@ cdef class SSLProtocol:
             logger.debug("%r starts SSL handshake", self)
         self.handshake_began = self.loop.time()
         self.enter_state(HANDSHAKE)
+        if self.records.resumes:
+            self.records.sslobj.port = port_of(self.transport)
         self.timer = self.loop.call_later(self.handshake_timeout, self._check_handshake_timeout)
-        return self.do_handshake()
+        try:
+            return self.do_handshake()
+        except (KeyboardInterrupt, SystemExit):
+            # The next run sends the first message.
+            self.go_on_soon()
+            raise
 
     def _check_handshake_timeout(self):
         if self.state == HANDSHAKE:
@@ -302,6 +311,7 @@ cdef class SSLProtocol:
             peercert=peercert, cipher=sslobj.cipher(), compression=sslobj.compression(),
             ssl_object=sslobj)
         self.records.learn_overhead()
+        self.awaits_session = self.records.resumes
         self.enter_state(TELLING)
         if self.loop.nestable:
             # A run within connection_made() goes on.
@@ -506,6 +516,8 @@ cdef class SSLProtocol:
                 logger.debug("%r: %s", self, message, exc_info=exc)
         elif not isinstance(exc, asyncio.CancelledError):
             self.report(message, exc, self.transport)
+        if self.records.resumes and isinstance(exc, ssl.SSLError):
+            self.records.sslobj.check_failure(exc)
         return 0
 
     cdef int report(self, str message, object exc, object transport) except -1:
@@ -554,6 +566,8 @@ cdef class SSLProtocol:
             raise
         except Exception as exc:
             self.fail_reading(exc)
+        if self.awaits_session:
+            self.awaits_session = self.records.sslobj.keep_session()
         return 0
 
     cdef int go_on_soon(self) except -1:
@@ -1019,6 +1033,12 @@ def limits(high, low, kib):
     if not high >= low >= 0:
         raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
     return high, low
+
+
+cdef object port_of(object transport):
+    """Return the port of the peer, or the path of a UNIX socket."""
+    cdef object peername = transport.get_extra_info("peername")
+    return peername[1] if isinstance(peername, tuple) else peername
 
 
 cdef object context_of(object transport):
