@@ -1,4 +1,4 @@
-"""Database servers for the measurements of clients: started in a folder, stopped at the end.
+"""Servers for the measurements of clients: started in a folder, stopped at the end.
 
 Each context manager yields the server's address, a free port of the loopback address. The server
 runs on the core of the measured client.
@@ -12,6 +12,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ from uringloop.bench.settings import HOST, Address, BenchError, Refused
 from .workloads.clients import POSTGRESQL_USER
 
 Backend = Callable[[Placement, Path], AbstractContextManager[Address | None]]
+
+# The command of a server of this benchmark; `--loop` and `--mode` follow.
+SERVER = (sys.executable, str(Path(__file__).with_name("server.py")))
 
 # A server that is not ready by then has failed.
 START_SECONDS = 30.0
@@ -52,8 +56,8 @@ def running(
     user: str | None = None,
 ) -> Iterator[None]:
     """Run a server for the duration of the context, on the core of the measured process."""
-    # The benchmark's own processes end when a pipe of their parent closes; a database server does
-    # not read that pipe.
+    # The benchmark's own processes end when a pipe of their parent closes, which a database server
+    # does not read.
     tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     where = placement.client_cpu, placement.shared
     server = Child([*tied, *command], *where, user=user, cwd=cwd)
@@ -67,6 +71,25 @@ def running(
         yield
     finally:
         server.stop()
+
+
+def accepts(port: int) -> bool:
+    """Return whether a server listens on the port."""
+    with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1.0):
+        return True
+    return False
+
+
+# ── TLS ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def tls(placement: Placement, directory: Path) -> Iterator[Address | None]:
+    """Run the echo server over TLS with a key of RSA, on asyncio's own loop for all clients."""
+    port = free_port()
+    command = [*SERVER, "--loop", "asyncio", "--mode", "tls-rsa", "--port", str(port)]
+    with running(command, placement, lambda: accepts(port), cwd=directory):
+        yield HOST, port
 
 
 # ── redis ────────────────────────────────────────────────────────────────────────────────────

@@ -7,11 +7,13 @@ not include the load's. A load runs in a process of its own, see `task`.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from uringloop.bench import counters, process
 from uringloop.bench.loadgen import LoadGenerator
@@ -131,17 +133,41 @@ def datagrams(task: Task) -> Reading:
     return _echo(task, sockets)
 
 
-def tls(task: Task) -> Reading:
-    """Echo over TLS, without verifying the certificate."""
+def _plain(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address, _TIMEOUT)
+
+
+def _client_context() -> ssl.SSLContext:
+    """Return a context that accepts every certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    sockets: list[socket.socket] = []
-    for _ in range(task.clients):
-        plain = socket.create_connection(task.address, _TIMEOUT)
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sockets.append(context.wrap_socket(plain))
-    return _echo(task, sockets)
+    return context
+
+
+def _secured(address: tuple[str, int]) -> socket.socket:
+    """Connect over TLS."""
+    plain = _plain(address)
+    plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return _client_context().wrap_socket(plain)
+
+
+def tls(task: Task) -> Reading:
+    """Echo over TLS."""
+    return _echo(task, [_secured(task.address) for _ in range(task.clients)])
+
+
+# ── connections ──────────────────────────────────────────────────────────────────────────────
+
+
+def _connected(address: tuple[str, int], number: int) -> socket.socket:
+    """Connect; the source address depends on *number*."""
+    sock = socket.socket()
+    sock.settimeout(_TIMEOUT)
+    sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+    sock.bind((f"127.0.0.{number % _SOURCES + 2}", 0))
+    sock.connect(address)
+    return sock
 
 
 def connect(task: Task) -> Reading:
@@ -149,18 +175,10 @@ def connect(task: Task) -> Reading:
     messages = [_message(task.size, number) for number in range(task.clients)]
     batches = 0
 
-    def connected() -> socket.socket:
-        sock = socket.socket()
-        sock.settimeout(_TIMEOUT)
-        sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
-        sock.bind((f"127.0.0.{batches % _SOURCES + 2}", 0))
-        sock.connect(task.address)
-        return sock
-
     def batch() -> int:
         nonlocal batches
         batches += 1
-        sockets = [connected() for _ in range(task.clients)]
+        sockets = [_connected(task.address, batches) for _ in range(task.clients)]
         try:
             return _exchange(sockets, messages)
         finally:
@@ -170,40 +188,101 @@ def connect(task: Task) -> Reading:
     return _measured(task, batch)
 
 
+def _handshakes(task: Task, *, resuming: bool) -> Reading:
+    """Connect over TLS, echo once and close, one connection after the other."""
+    context = _client_context()
+    message = _message(task.size, 0)
+    session: ssl.SSLSession | None = None
+    number = 0
+
+    def one() -> int:
+        nonlocal session, number
+        number += 1
+        plain = _connected(task.address, number)
+        with context.wrap_socket(plain, session=session) as sock:
+            _exchange([sock], [message])
+            if sock.session_reused != (session is not None):
+                raise BenchError("the server has not resumed a session")
+            if resuming:
+                # After the echo: a server of TLS 1.3 sends it behind the handshake.
+                session = sock.session
+        return 1
+
+    return _measured(task, one)
+
+
+def full_handshakes(task: Task) -> Reading:
+    """Connect over TLS without a session."""
+    return _handshakes(task, resuming=False)
+
+
+def resumed_handshakes(task: Task) -> Reading:
+    """Connect over TLS with the session of the connection before."""
+    return _handshakes(task, resuming=True)
+
+
 # ── one way; an operation is a mebibyte ──────────────────────────────────────────────────────
+
+
+def _send(sock: socket.socket, total: int) -> None:
+    left = total
+    while left:
+        chunk = _CHUNK if left >= len(_CHUNK) else _CHUNK[:left]
+        sock.sendall(chunk)
+        left -= len(chunk)
+
+
+def _check(received: int, total: int) -> float:
+    """Return *total* in MiB; raise BenchError if other than *total* bytes have come."""
+    if received != total:
+        raise BenchError(f"{received} of {total} bytes came")
+    return total / 2**20
 
 
 def _upload(address: tuple[str, int], total: int) -> float:
     """Send *total* bytes; the server answers with the number that it has received."""
-    with socket.create_connection(address, _TIMEOUT) as sock:
-        left = total
-        while left:
-            chunk = _CHUNK if left >= len(_CHUNK) else _CHUNK[:left]
-            sock.sendall(chunk)
-            left -= len(chunk)
+    with _plain(address) as sock:
+        _send(sock, total)
         sock.shutdown(socket.SHUT_WR)
         received = int.from_bytes(_receive(sock, NUMBER_BYTES), "big")
-    if received != total:
-        raise BenchError(f"{received} of {total} bytes came")
-    return total / 2**20
+    return _check(received, total)
 
 
-def _download(address: tuple[str, int], total: int) -> float:
+def _upload_tls(address: tuple[str, int], total: int) -> float:
+    """Agree on *total* bytes, and send them."""
+    with _secured(address) as sock:
+        announced = total.to_bytes(NUMBER_BYTES, "big")
+        sock.sendall(announced)
+        if _receive(sock, NUMBER_BYTES) != announced:
+            raise BenchError("the server has not agreed")
+        _send(sock, total)
+        received = int.from_bytes(_receive(sock, NUMBER_BYTES), "big")
+    return _check(received, total)
+
+
+def _receive_all(sock: socket.socket, total: int) -> float:
     """Ask for *total* bytes and check them."""
     expected = memoryview(_CHUNK + PATTERN)
     buffer = memoryview(bytearray(len(_CHUNK)))
-    with socket.create_connection(address, _TIMEOUT) as sock:
-        sock.sendall(total.to_bytes(NUMBER_BYTES, "big"))
-        received = 0
-        while count := sock.recv_into(buffer):
-            phase = received % PATTERN_BYTES
-            # As bytes objects: memoryviews are compared item by item.
-            if bytes(buffer[:count]) != bytes(expected[phase : phase + count]):
-                raise BenchError(f"other data than expected (after {received} bytes)")
-            received += count
-    if received != total:
-        raise BenchError(f"{received} of {total} bytes came")
-    return total / 2**20
+    sock.sendall(total.to_bytes(NUMBER_BYTES, "big"))
+    received = 0
+    while count := sock.recv_into(buffer):
+        phase = received % PATTERN_BYTES
+        # As bytes objects: memoryviews are compared item by item.
+        if bytes(buffer[:count]) != bytes(expected[phase : phase + count]):
+            raise BenchError(f"other data than expected (after {received} bytes)")
+        received += count
+    return _check(received, total)
+
+
+def _download(address: tuple[str, int], total: int) -> float:
+    with _plain(address) as sock:
+        return _receive_all(sock, total)
+
+
+def _download_tls(address: tuple[str, int], total: int) -> float:
+    with _secured(address) as sock:
+        return _receive_all(sock, total)
 
 
 def _transfer(task: Task, carry: Callable[[tuple[str, int], int], float]) -> Reading:
@@ -222,11 +301,40 @@ def download(task: Task) -> Reading:
     return _transfer(task, _download)
 
 
+def upload_tls(task: Task) -> Reading:
+    """Send through one connection over TLS."""
+    return _transfer(task, _upload_tls)
+
+
+def download_tls(task: Task) -> Reading:
+    """Receive through one connection over TLS."""
+    return _transfer(task, _download_tls)
+
+
 # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
 
+class Closable(Protocol):
+    """Connections that close() closes."""
+
+    def close(self) -> None: ...
+
+
+def _grown(task: Task, connections: Callable[[int], Closable]) -> Reading:
+    """Open connections that have echoed once and then stay; measure the server's growth."""
+    connections(_WARM_CONNECTIONS).close()
+    before = counters.rss_bytes(task.server_pid)
+    cpu_ns, begin_ns = counters.cpu_ns(task.server_pid), time.perf_counter_ns()
+    opened = connections(task.clients)
+    elapsed_ns = time.perf_counter_ns() - begin_ns
+    cpu_ns = counters.cpu_ns(task.server_pid) - cpu_ns
+    growth = counters.rss_bytes(task.server_pid) - before
+    opened.close()
+    return Reading(task.clients, elapsed_ns, cpu_ns, growth)
+
+
 def idle(task: Task) -> Reading:
-    """Open connections that echo once and then stay; measure the server's growth in memory."""
+    """Measure the memory of connections that do nothing."""
 
     def connections(count: int) -> LoadGenerator:
         generator = LoadGenerator(task.address, count, task.size)
@@ -235,15 +343,20 @@ def idle(task: Task) -> Reading:
             raise BenchError(failure)
         return generator
 
-    connections(_WARM_CONNECTIONS).close()
-    before = counters.rss_bytes(task.server_pid)
-    cpu_ns, begin_ns = counters.cpu_ns(task.server_pid), time.perf_counter_ns()
-    generator = connections(task.clients)
-    elapsed_ns = time.perf_counter_ns() - begin_ns
-    cpu_ns = counters.cpu_ns(task.server_pid) - cpu_ns
-    growth = counters.rss_bytes(task.server_pid) - before
-    generator.close()
-    return Reading(task.clients, elapsed_ns, cpu_ns, growth)
+    return _grown(task, connections)
+
+
+def idle_tls(task: Task) -> Reading:
+    """Measure the memory of connections over TLS that do nothing."""
+    message = _message(task.size, 0)
+
+    def connections(count: int) -> contextlib.ExitStack:
+        with contextlib.ExitStack() as opened:
+            sockets = [opened.enter_context(_secured(task.address)) for _ in range(count)]
+            _exchange(sockets, [message] * count)
+            return opened.pop_all()
+
+    return _grown(task, connections)
 
 
 LOADS: dict[str, Callable[[Task], Reading]] = {
@@ -253,6 +366,11 @@ LOADS: dict[str, Callable[[Task], Reading]] = {
     "upload": upload,
     "download": download,
     "idle": idle,
+    "tls-full": full_handshakes,
+    "tls-resumed": resumed_handshakes,
+    "tls-upload": upload_tls,
+    "tls-download": download_tls,
+    "tls-idle": idle_tls,
 }
 
 

@@ -34,10 +34,8 @@ from . import databases, loads, program
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-# The programs that are started: a server, and a task.
-FOLDER = Path(__file__).parent
-SERVER = (sys.executable, str(FOLDER / "server.py"))
-TASK = (sys.executable, str(FOLDER / "task.py"))
+# The program of a task.
+TASK = (sys.executable, str(Path(__file__).with_name("task.py")))
 
 # By name: nanoseconds of CPU and of wall time per operation, bytes, percentiles of latency.
 Figures = dict[str, float]
@@ -92,7 +90,7 @@ class Bench:
         """Return the command of a server: of one in C, by its column, or of a loop."""
         if name in self.programs:
             return [str(self.programs[name])]
-        return [*SERVER, "--loop", name, "--mode", mode]
+        return [*databases.SERVER, "--loop", name, "--mode", mode]
 
     def run_task(self, what: str, module: str, task: DataclassInstance) -> dict[str, Any]:
         """Run a task of a module in a process of its own; raise Refused if it fails."""
@@ -196,7 +194,7 @@ class Load:
 
     @contextlib.contextmanager
     def __call__(self, bench: Bench) -> Iterator[Measure]:
-        many = self.load == "idle" and bench.quick
+        many = self.load in ("idle", "tls-idle") and bench.quick
         clients = max(round(self.clients * QUICK), 1) if many else self.clients
         require_descriptors(clients)
         runner = bench.runner(self.mode)

@@ -18,6 +18,7 @@ from uringloop.bench.settings import BenchError
 
 from . import threads
 from .databases import postgresql, redis
+from .databases import tls as tls_server
 from .methods import Echo, Http, Load, Method, Program, Tail, importing
 from .reference import REFERENCES
 from .threads import ThreadRow
@@ -102,10 +103,24 @@ def echo(group: str, mode: str, goal: float | None, *cells: str, unix: bool = Fa
     return rows
 
 
+# The transports of aiofastnet for TLS, beside those of the loops.
+TLS_LAYERS = AIOFASTNET[:2]
+
+
 def tls(cell: str, goal: float) -> Row:
     size, _, clients = cell.partition("x")
-    layers = ("aiofastnet+asyncio", "aiofastnet+uvloop")
-    return Row(f"tls/{cell}", goal, Load("tls", "tls", int(size), int(clients)), layers=layers)
+    method = Load("tls", "tls", int(size), int(clients))
+    return Row(f"tls/{cell}", goal, method, layers=TLS_LAYERS)
+
+
+def of_tls(
+    name: str, goal: float, method: Method, unit: str, figure: str = "cpu", remark: str = ""
+) -> Row:
+    """Return another row of TLS."""
+    return Row(f"tls-{name}", goal, method, figure, unit, layers=TLS_LAYERS, remark=remark)
+
+
+RESUMED = "clients of other loops resume no sessions"
 
 
 def idle(clients: int, goal: float | None) -> Row:
@@ -167,6 +182,19 @@ ROWS: list[Row] = [
     Row("udp", 1.5, Load("datagrams", "datagrams", 100, 16), unit="datagram"),
     tls("1000x50", 1.5),
     tls("100000x50", 1.5),
+    of_tls("one-way/receive", 1.1, Load("tls-sink", "tls-upload"), "MiB"),
+    of_tls("one-way/send", 1.1, Load("tls-source", "tls-download"), "MiB"),
+    of_tls("connect/full", 1.0, Load("tls-rsa", "tls-full", 1), "connection"),
+    of_tls("connect/resumed", 1.0, Load("tls-rsa", "tls-resumed", 1), "connection"),
+    of_tls("connecting/full", 1.0, Program("tls-connecting-full", tls_server), "connection"),
+    of_tls(
+        "connecting/resumed",
+        1.0,
+        Program("tls-connecting-resumed", tls_server),
+        "connection",
+        remark=RESUMED,
+    ),
+    of_tls("idle-rss/1000", 1.0, Load("tls", "tls-idle", 128, 1000), "connection", "memory"),
     aiofastnet("tcp", "128x50", 1.15, Echo("protocol", 128, 50)),
     aiofastnet("tcp", "128x1", 1.02, Echo("protocol", 128, 1)),
     aiofastnet("tls", "1000x50", 1.4, Load("tls", "tls", 1000, 50)),

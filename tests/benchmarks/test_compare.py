@@ -122,7 +122,19 @@ def test_rows_are_chosen_by_name_group_and_pattern() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["connect", "udp", "tls/1000x50", "one-way/receive"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "connect",
+        "udp",
+        "tls/1000x50",
+        "one-way/receive",
+        "tls-one-way/receive",
+        "tls-one-way/send",
+        "tls-connect/full",
+        "tls-connect/resumed",
+    ],
+)
 def test_a_simple_load_is_answered_in_full(loop: str, name: str, tmp_path: Path) -> None:
     (row,) = rows.named([name])
     if name.startswith("tls") and shutil.which("openssl") is None:
@@ -171,10 +183,11 @@ def test_an_http_server_answers(loop: str, mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_asks_its_database(name: str, tmp_path: Path) -> None:
-    (row,) = rows.named([name])
-    if importlib.util.find_spec(name.partition("-")[0]) is None:
-        pytest.skip(f"needs {name.partition('-')[0]}: pip install '.[compare]'")
+def test_a_client_uses_its_server(name: str, tmp_path: Path) -> None:
+    (row,) = [row for row in rows.ROWS if getattr(row.method, "name", "") == name]
+    package = "ssl" if name.startswith("tls") else name.partition("-")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}: pip install '.[compare]'")
     assert figures(row.method, "uringloop", tmp_path)["cpu"] > 0
 
 

@@ -16,7 +16,7 @@ SERVERS: dict[str, Serve] = {
     "sink": transfer.serve_sink,
     "source": transfer.serve_source,
     "datagrams": datagrams.serve_datagrams,
-    "tls": secure.serve_tls,
+    **secure.SERVERS,
     "http-raw": http.serve_raw,
     "uvicorn": http.serve_uvicorn,
     "aiohttp": http.serve_aiohttp,

@@ -1,12 +1,14 @@
-"""Clients of databases: one connection, one small request after the other.
+"""Clients of other servers: one small request, or one connection, after the other.
 
-Each connects to the given address and yields the program that makes a number of requests. The
+Each uses the given address and yields the program that makes a number of requests. The
 packages are imported where they are used.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -19,8 +21,9 @@ POSTGRESQL_USER = "bench"
 _KEY = "key"
 _VALUE = b"v" * 100
 
-# The requests of one measurement.
+# The requests of one measurement, and the connections over TLS.
 COUNT = 10_000
+HANDSHAKES = 1000
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +65,76 @@ async def asyncpg_select(host: str, port: int) -> AsyncIterator[Program]:
         await connection.close()
 
 
+class _Once(asyncio.Protocol):
+    """Has one byte echoed, and closes."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.done = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]  # as in echo
+        self.transport.write(b"x")
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(exc)
+
+
+async def _handshakes(host: str, port: int, context: ssl.SSLContext, *, resuming: bool) -> Program:
+    loop = asyncio.get_running_loop()
+
+    async def connect() -> bool:
+        transport, once = await loop.create_connection(
+            _Once, host, port, ssl=context, server_hostname="localhost"
+        )
+        await once.done
+        resumed: bool = transport.get_extra_info("ssl_object").session_reused
+        return resumed
+
+    async def connections(count: int) -> None:
+        for _ in range(count):
+            if await connect() != resuming:
+                raise RuntimeError("the handshake is not of the kind that is measured")
+
+    # Where sessions are resumed, the first connection has none.
+    await connect()
+    return Program(connections, HANDSHAKES)
+
+
+def _trusting(host: str, port: int) -> ssl.SSLContext:
+    """Return a context that checks for the certificate of the server."""
+    return ssl.create_default_context(cadata=ssl.get_server_certificate((host, port)))
+
+
+@contextlib.asynccontextmanager
+async def full_handshakes(host: str, port: int) -> AsyncIterator[Program]:
+    """Connections over TLS without sessions."""
+    yield await _handshakes(host, port, _trusting(host, port), resuming=False)
+
+
+@contextlib.asynccontextmanager
+async def resumed_handshakes(host: str, port: int) -> AsyncIterator[Program]:
+    """Connections over TLS, each with the session of the one before."""
+    loop = asyncio.get_running_loop()
+    if type(loop).__module__.partition(".")[0] != "uringloop":
+        raise NotImplementedError("clients of asyncio resume no sessions")
+    from uringloop import tls
+
+    context = _trusting(host, port)
+    tls.reuse_sessions(context)
+    yield await _handshakes(host, port, context, resuming=True)
+
+
 CLIENTS: dict[str, Callable[[str, int], AbstractAsyncContextManager[Program]]] = {
     "redis-get": redis_get,
     "asyncpg-select": asyncpg_select,
+    "tls-connecting-full": full_handshakes,
+    "tls-connecting-resumed": resumed_handshakes,
 }
