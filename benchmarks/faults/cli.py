@@ -1,7 +1,7 @@
 """Behaviour of event loops under faults: `python benchmarks/faults [--loops A,B] [--only WORD]`.
 
-Runs each fault of peers.py, readiness.py, life.py, limits.py and ends.py on each loop, in a process
-of its own. A cell of the table shows the outcome: bytes lost, memory, descriptors, time to
+Runs each fault of peers.py, readiness.py, tls.py, life.py, limits.py and ends.py on each loop, in a
+process of its own. A cell of the table shows the outcome: bytes lost, memory, descriptors, time to
 recovery. A violation is bold. The first line of a fault's docstring is the title of its row.
 
 The exit status is 1 if a cell of uringloop or uringloop-soft has a violation, otherwise 0.
@@ -20,12 +20,13 @@ from pathlib import Path
 from uringloop.bench import loops
 from uringloop.bench import markdown as md
 
-from . import ends, life, limits, peers, readiness
+from . import ends, life, limits, peers, readiness, tls
 from .common import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *peers.FAULTS,
     *readiness.FAULTS,
+    *tls.FAULTS,
     *life.FAULTS,
     *limits.FAULTS,
     *life.PROGRAM_FAULTS,
@@ -76,7 +77,9 @@ def main() -> int:
     parser.add_argument("--loops", default=",".join(LOOPS), help="(%(default)s)")
     parser.add_argument("--only", default="", help="run the faults whose name contains this word")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--child", metavar="FAULT", help="run one fault in this process; it may print more"
+    )
     options = parser.parse_args()
     names = options.loops.split(",")
     if options.child:
