@@ -58,6 +58,7 @@ cdef class Records:
     cdef Window window          # borrowed memory of one call
     cdef bint may_have_more     # whole records, or plaintext, may be unread
     cdef bint peer_closed       # a read has found close_notify
+    cdef object failure         # of a read, until the plaintext before it is delivered; or None
     cdef tuple read_arguments   # of the last `decrypt_one`
     cdef Py_ssize_t read_room   # what `read_arguments` ask for
     cdef tuple fill_arguments   # of `decrypt_into`
@@ -73,6 +74,9 @@ cdef class Records:
     cdef Py_ssize_t unread(self) except -1
     cdef Py_ssize_t left(self) except -1
     cdef bint has_more(self) except -1
+    cdef bint is_at_end(self) noexcept
+    cdef int keep_failure(self) except -1
+    cdef int raise_failure(self) except -1
     cdef bytes decrypt(self, const char *data, Py_ssize_t size)
     cdef bytes decrypt_one(self, Py_ssize_t room)
     cdef bytes decrypt_several(
@@ -101,6 +105,5 @@ cdef class Records:
 cdef Scratch take_scratch(LoopCore loop)
 cdef int give_scratch(LoopCore loop, Scratch scratch) except -1
 cdef Py_ssize_t pending(object bio) except -1
-cdef PyObject *engine_read(object engine, tuple arguments) except? NULL
 cdef PyObject *engine_write(object engine, PyObject *data) except? NULL
 cdef int clear_want_read() except -1

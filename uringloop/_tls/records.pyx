@@ -252,13 +252,36 @@ cdef class Records:
 
     cdef bint has_more(self) except -1:
         """Return whether OpenSSL may have plaintext; a read may still find none."""
-        if not self.may_have_more or self.peer_closed:
+        if not self.may_have_more or self.is_at_end():
             return False
         return self.unread() > 0 or self.engine.pending() > 0
 
     cdef Py_ssize_t left(self) except -1:
         """Return the number of bytes that `unread` counts, and of the plaintext in OpenSSL."""
         return self.unread() + <Py_ssize_t>self.engine.pending()
+
+    cdef bint is_at_end(self) noexcept:
+        """Return whether a read has found close_notify, or a record that fails."""
+        return self.peer_closed or self.failure is not None
+
+    cdef int keep_failure(self) except -1:
+        """Keep the exception of a read for later; clear one that says that records are missing."""
+        if PyErr_ExceptionMatches(AGAIN):
+            PyErr_Clear()
+            return 0
+        try:
+            raise_pending()
+        except Exception as exc:
+            self.failure = exc
+        return 0
+
+    cdef int raise_failure(self) except -1:
+        """Raise what a read has raised: the plaintext before it is delivered now."""
+        cdef object failure = self.failure
+        if failure is not None:
+            self.failure = None
+            raise failure
+        return 0
 
     # ── decrypting ───────────────────────────────────────────────────────────────────────────
 
@@ -305,9 +328,10 @@ cdef class Records:
         if room != self.read_room:
             self.read_arguments = (room,)
             self.read_room = room
-        result = engine_read(self.engine, self.read_arguments)
+        result = read_function(<PyObject*>self.engine, <PyObject*>self.read_arguments)
         if result == NULL:
             # A record without application data: a session ticket, a key update.
+            self.keep_failure()
             return None
         data = take_bytes(result)
         if not data:
@@ -323,7 +347,7 @@ cdef class Records:
         cdef Py_ssize_t filled = 0
         cdef Py_ssize_t offset = 0
         try:
-            while end and not self.peer_closed:
+            while end and not self.is_at_end():
                 # The first record cannot be lent if its beginning is in the BIO already.
                 if (offset or room == size) and uses(BIO_MEMORY):
                     end = self.last_end(data + offset, size - offset, end)
@@ -359,7 +383,7 @@ cdef class Records:
         cdef Py_ssize_t left = size
         self.lend(data, size)
         try:
-            while left and left != before and not self.peer_closed:
+            while left and left != before and not self.is_at_end():
                 filled += self.decrypt_into(start + filled, room - filled)
                 before = left
                 left = membio_pending(self.incoming)
@@ -419,8 +443,9 @@ cdef class Records:
         if not self.is_stock:
             return self.read_other_into(start, room)
         self.window.lend(start, room)
-        result = engine_read(self.engine, self.fill_arguments)
+        result = read_function(<PyObject*>self.engine, <PyObject*>self.fill_arguments)
         if result == NULL:
+            self.keep_failure()
             return 0
         count = size_of_long(result)
         Py_DECREF_owned(result)
@@ -436,6 +461,9 @@ cdef class Records:
         try:
             data = bytes(memoryview(self.engine.read(room)))
         except AGAIN:
+            return None
+        except Exception as exc:
+            self.failure = exc
             return None
         if len(data) > room:
             raise ValueError(f"read({room}) has returned {len(data)} bytes")
@@ -543,14 +571,6 @@ cdef class Records:
 cdef Py_ssize_t pending(object bio) except -1:
     """Return the number of bytes in a MemoryBIO."""
     return membio_pending(bio) if uses(BIO_MEMORY) else <Py_ssize_t>bio.pending
-
-
-cdef PyObject *engine_read(object engine, tuple arguments) except? NULL:
-    """Call read() of an _SSLSocket; NULL without exception if OpenSSL wants more records."""
-    cdef PyObject *result = read_function(<PyObject*>engine, <PyObject*>arguments)
-    if result == NULL:
-        clear_want_read()
-    return result
 
 
 cdef PyObject *engine_write(object engine, PyObject *data) except? NULL:

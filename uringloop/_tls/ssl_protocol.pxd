@@ -87,7 +87,7 @@ cdef class SSLProtocol(WriteSource):
     cdef int begin_flush(self) except -1
     cdef int flush(self) except -1
     cdef int do_shutdown(self) except -1
-    cdef int drop_unread(self) except -1
+    cdef bint drop_unread(self) except -1
     cdef int tell_eof(self) except -1
     cdef bint end_received(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
@@ -103,6 +103,7 @@ cdef class SSLProtocol(WriteSource):
     cdef int deliver(self, bytes data) except -1
     cdef bint deliver_to_known(self, bytes data) except -1
     cdef int fill_app_buffer(self) except -1
+    cdef int end_delivery(self) except -1
     cdef int close_received(self) except -1
     cdef int control_reading(self) except -1
     cdef int write(self, bytes data) except -1

@@ -426,8 +426,7 @@ cdef class SSLProtocol:
     cdef int do_shutdown(self) except -1:
         """Send close_notify; close the transport below when the peer has answered."""
         try:
-            if not self.at_eof:
-                self.drop_unread()
+            if not self.at_eof and not self.drop_unread():
                 self.records.sslobj.unwrap()
         except AGAIN:
             return self.send_records()
@@ -444,19 +443,27 @@ cdef class SSLProtocol:
                 self.loop.call_soon(self.transport.close)
         return 0
 
-    cdef int drop_unread(self) except -1:
-        """Read and drop what the peer has sent: OpenSSL reads no data behind its close_notify."""
+    cdef bint drop_unread(self) except -1:
+        """Read and drop what the peer has sent: OpenSSL reads no data behind its close_notify.
+
+        Return whether a fatal alert has come: as after EOF, no close_notify follows.
+        """
         try:
+            self.records.raise_failure()
             while self.records.sslobj.read(RECORD_MAX):
                 pass
         except NOTHING_MORE:
             # No whole record is left, or the peer has sent close_notify.
             pass
+        except ssl.SSLError as exc:
+            if "_ALERT_" not in (exc.reason or ""):
+                raise
+            self.at_eof = True
         if self.reading_paused:
             # To receive the peer's close_notify.
             self.reading_paused = False
             self.transport.resume_reading()
-        return 0
+        return self.at_eof
 
     cdef int tell_eof(self) except -1:
         if self.told != CONNECTED:
@@ -651,9 +658,13 @@ cdef class SSLProtocol:
         """Pass plaintext to the protocol; *data* is None if no record was complete."""
         if data is not None and not self.deliver_to_known(data):
             self.app_protocol.data_received(data)
+        return self.end_delivery()
+
+    cdef int end_delivery(self) except -1:
+        """Process the peer's close_notify, or an error, behind the plaintext."""
         if self.records.peer_closed:
-            self.close_received()
-        return 0
+            return self.close_received()
+        return 0 if self.state == ENDED else self.records.raise_failure()
 
     cdef bint deliver_to_known(self, bytes data) except -1:
         """Pass *data* to a protocol of the package or a StreamReader; False for all others."""
@@ -675,9 +686,7 @@ cdef class SSLProtocol:
         cdef object buffer
         if not records.has_more():
             records.may_have_more = records.framer.blind
-            if records.peer_closed and self.state == OPEN:
-                self.close_received()
-            return 0
+            return self.end_delivery() if self.state == OPEN else 0
         buffer = app_protocol.get_buffer(records.left())
         if self.app_protocol is not app_protocol:
             # Another protocol gets the bytes.
@@ -702,9 +711,7 @@ cdef class SSLProtocol:
             self.go_on_soon()
         if filled:
             app_protocol.buffer_updated(filled)
-        if records.peer_closed:
-            self.close_received()
-        return 0
+        return self.end_delivery()
 
     cdef int close_received(self) except -1:
         """Process the peer's close_notify."""
