@@ -247,6 +247,25 @@ async def test_nothing_is_delivered_after_close(
         assert not left.data
 
 
+@pytest.mark.parametrize("close_notify", [False, True])
+@pytest.mark.parametrize("closed_first", [False, True])
+@on_loop
+async def test_a_peer_that_does_not_read_keeps_no_connection_open(
+    loop: uringloop.Loop, contexts: Contexts, close_notify: bool, closed_first: bool
+) -> None:
+    # asyncio's connection stays open for ever before 3.14.10.
+    left = Collector(loop)
+    async with tls_stream(loop, left, contexts, shutdown_timeout=0.1) as (transport, peer):
+        transport.write(bytes(20_000_000))
+        if closed_first:
+            transport.close()
+        if close_notify:
+            await loop.sock_sendall(peer.sock, peer.records(peer.tls.unwrap))
+        else:
+            peer.sock.shutdown(socket.SHUT_WR)
+        assert isinstance(await asyncio.wait_for(left.lost, 5), TimeoutError)
+
+
 @on_loop
 async def test_a_damaged_record_after_close_is_passed_to_connection_lost(
     loop: uringloop.Loop, contexts: Contexts

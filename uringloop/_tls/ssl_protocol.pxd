@@ -84,6 +84,7 @@ cdef class SSLProtocol(WriteSource):
     cdef int abort(self, object exc) except -1
     cdef bint is_closed(self) noexcept
     cdef int begin_shutdown(self) except -1
+    cdef int start_shutdown_timer(self) except -1
     cdef int begin_flush(self) except -1
     cdef int flush(self) except -1
     cdef int do_shutdown(self) except -1

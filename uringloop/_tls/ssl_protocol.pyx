@@ -386,9 +386,14 @@ cdef class SSLProtocol:
         if self.state < TELLING or self.state > OPEN:
             return 0
         store_int(&self.app_transport.closed, True)
-        self.timer = self.loop.call_later(self.shutdown_timeout, self._check_shutdown_timeout)
+        self.start_shutdown_timer()
         self.begin_flush()
         return self.flush()
+
+    cdef int start_shutdown_timer(self) except -1:
+        if self.timer is None:
+            self.timer = self.loop.call_later(self.shutdown_timeout, self._check_shutdown_timeout)
+        return 0
 
     def _check_shutdown_timeout(self):
         if self.state == FLUSHING or self.state == SHUTDOWN:
@@ -435,10 +440,11 @@ cdef class SSLProtocol:
             self.stop_timer()
             return self.fail(exc)
         self.send_records()
+        # The timer runs on: a peer that does not read can keep the transport below from its end.
+        self.start_shutdown_timer()
         try:
             self.tell_eof()
         finally:
-            self.stop_timer()
             if self.transport is not None:
                 self.loop.call_soon(self.transport.close)
         return 0
