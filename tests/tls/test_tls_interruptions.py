@@ -524,6 +524,26 @@ async def test_an_object_may_read_a_bytearray(loop: uringloop.Loop, contexts: Co
         assert await left.received(4) == b"data"
 
 
+class Named(ssl.SSLObject):
+    """Describes its cipher in its own way."""
+
+    def cipher(self) -> Any:
+        return {"name": "of its own"}
+
+
+@on_loop
+async def test_an_object_may_describe_its_cipher_in_its_own_way(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    client = client_context()
+    client.sslobject_class = Named
+    left = Collector(loop)
+    async with tls_stream(loop, left, Contexts(contexts.server, client)) as (transport, peer):
+        assert transport.get_extra_info("cipher") == {"name": "of its own"}
+        await peer.send(b"data")
+        assert await left.received(4) == b"data"
+
+
 class Stubborn(ssl.SSLObject):
     """Refuses to write while `wants_read`, as OpenSSL does during a renegotiation."""
 

@@ -209,7 +209,7 @@ cdef class Records:
         The bytes object that is made for it need not be reallocated then. TLS 1.2 may change its
         cipher later, and with it the overhead.
         """
-        cdef object cipher = self.engine.cipher()
+        cdef object cipher = self.engine.cipher() if self.is_stock else None
         self.overhead = 0
         if cipher is not None and cipher[1] == "TLSv1.3" and SHORT_TAG not in cipher[0]:
             self.overhead = OVERHEAD_1_3
