@@ -462,6 +462,14 @@ def as_documented(case: Case, theirs: list[str], ours: list[str]) -> list[str]:
             at = theirs.index("readexactly")
             exception = theirs[at + 1].partition(": ")[2] or "IncompleteReadError"
             theirs[at] = f"readexactly: {exception}"
+    # What comes before a record that fails, or before an alert, is delivered.
+    failed = next((at for at, event in enumerate(theirs) if "SSLError(" in event), None)
+    if failed is not None and "all bytes" in ours and "all bytes" not in theirs:
+        if theirs[failed].startswith("readexactly: "):
+            theirs[failed] = "readexactly"
+        theirs.insert(failed, "all bytes")
+        if "hello" in theirs and "hello" not in ours:
+            theirs.remove("hello")
     # A refused handshake or record is answered by an alert.
     alert = ours[-1].partition(", ")[2]
     if alert.isupper() and theirs[-1].endswith(", end"):
