@@ -505,15 +505,14 @@ def compare(factory: Factory, cases: list[Case], wanted: list[Case] | None = Non
     hung = sum("never ends" in ours for ours in found)
     wrong = sum("wrong bytes" in ours for ours in found)
     kept = sum(any("left: " in event for event in ours) for ours in found)
-    cell = (
-        f"{len(cases)} cases",
-        judged(not hung, f"{hung} never end"),
-        judged(not wrong, f"{wrong} with wrong bytes"),
-        judged(not kept, f"{kept} leave objects"),
-        left,
-        judged(not differ, f"{len(differ)} not as on asyncio"),
-    )
-    return ", ".join(cell)
+    amounts = {
+        "never end": hung,
+        "with wrong bytes": wrong,
+        "leave objects": kept,
+        "not as on asyncio": len(differ),
+    }
+    faults = [judged(False, f"{count} {what}") for what, count in amounts.items() if count]
+    return ", ".join([f"{len(cases)} cases", left, *faults])
 
 
 def must_differ() -> bool:
