@@ -144,8 +144,10 @@ def patience() -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def run_some(seeds: range) -> tuple[list[tuple[int, str]], collections.Counter[str]]:
-    """Run seeds in this process; return the failures and the counts of faults."""
+def run_some(
+    seeds: range, stop: bool = False
+) -> tuple[list[tuple[int, str]], collections.Counter[str]]:
+    """Run seeds in this process; return the failures, or with *stop* the first, and the faults."""
     logging.disable()
     gc.freeze()
     failures = []
@@ -157,6 +159,8 @@ def run_some(seeds: range) -> tuple[list[tuple[int, str]], collections.Counter[s
                 happened.update(run_seed(seed, folder))
         except Exception as exc:
             failures.append((seed, "".join(traceback.format_exception(exc))))
+            if stop:
+                break
         finally:
             shutil.rmtree(folder)
     return failures, happened
@@ -175,12 +179,12 @@ def main() -> int:
         options.first, options.seeds = options.seed, 1
     seeds = range(options.first, options.first + options.seeds)
     if options.seeds == 1:
-        results = iter([run_some(seeds)])
+        results = iter([run_some(seeds, options.stop)])
         return report(seeds, results, began, options.stop)
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(options.jobs, spawn) as pool:
-        running = {pool.submit(run_some, chunk): chunk for chunk in chunks}
+        running = {pool.submit(run_some, chunk, options.stop): chunk for chunk in chunks}
         status = report(seeds, results_of(running), began, options.stop)
         if options.stop:
             pool.shutdown(cancel_futures=True)
