@@ -711,7 +711,7 @@ class Model:
 
     def _is_idle(self) -> bool:
         stats = self.loop.stats()
-        return stats["operations"] == 0 and stats["buffers_out"] == 0
+        return not (stats["operations"] or stats["buffers_out"] or stats["timers_pending"])
 
     def leave(self) -> None:
         """Close the loop, and check that all ends and transports are collected."""
