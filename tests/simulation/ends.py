@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 # Errors with which a simulated kernel may end a connection, and errors that follow from those.
@@ -53,6 +54,10 @@ class End:
         self.small = True
         # TLS has its own order: a record may bring both bytes and the end.
         self.secure = False
+        # The argument of connection_lost().
+        self.error: Exception | None = None
+        # What the program does within a callback, once, by the callback's name.
+        self.within: dict[str, Callable[[], None]] = {}
 
     def _claim(self, holds: bool, claim: str) -> None:
         if not holds:
@@ -97,12 +102,18 @@ class End:
         """
         return self.resumes > 0 and self.scheduled == self.messages
 
+    def _act(self, callback: str) -> None:
+        act = self.within.pop(callback, None)
+        if act is not None:
+            act()
+
     # Callbacks of the loop.
 
     def connection_made(self, transport: Any) -> None:
         self._claim(self.transport is None, "connection_made twice")
         self.transport = transport
         self.secure = transport.get_extra_info("sslcontext") is not None
+        self._act("connection_made")
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
         size = len(data)
@@ -111,6 +122,7 @@ class End:
         self._claim(not self.lost, "bytes after connection_lost")
         self._claim(not self.eof, "bytes after eof_received")
         self._claim(not self.reading_paused, "bytes while reading is paused")
+        self._claim(self.usable, "bytes after close or abort")
         if not self.secure:
             self._claim(not self.resuming, "bytes in the turn of resume_reading")
             self.small &= size <= SMALL
@@ -127,6 +139,7 @@ class End:
             self.nap()
         elif self.model.napping and self.model.rng.random() < NAPS:
             self.model.napping.pop(0).wake()
+        self._act("data_received")
 
     def add(self, data: bytes | bytearray | memoryview) -> None:
         begin = len(self.received)
@@ -175,22 +188,26 @@ class End:
             self._claim(self.model.harmful, "eof_received before all bytes")
             # The peer's connection has failed, and its connection_lost() has not run yet.
             self.leave(failed=True)
+        self._act("eof_received")
         return self.stays_open
 
     def pause_writing(self) -> None:
         self._claim(not self.writing_paused, "pause_writing twice")
         self._claim(not self.lost, "pause_writing after connection_lost")
         self.writing_paused = True
+        self._act("pause_writing")
 
     def resume_writing(self) -> None:
         self._claim(self.writing_paused, "resume_writing without pause_writing")
         self._claim(not self.lost, "resume_writing after connection_lost")
         self.writing_paused = False
+        self._act("resume_writing")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._claim(self.transport is not None, "connection_lost before connection_made")
         self._claim(not self.lost, "connection_lost twice")
         self.lost = True
+        self.error = exc
         if exc is not None and not self.lossy:
             self._claim(self.model.harmful, f"connection_lost with {exc!r}")
             known = isinstance(exc, OSError) and exc.errno in FAILURES
