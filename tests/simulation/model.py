@@ -25,6 +25,7 @@ import uringloop
 from simulation.ends import Buffered, End, Plain
 from simulation.faults import is_harmful
 from simulation.streams import Conversation, tcp_pair
+from simulation.tls import Meeting
 from uringloop._ring.backends import Backend
 from uringloop.testing import Faults, Loop
 
@@ -481,6 +482,17 @@ class Model:
         difference = conversation.difference()
         if difference is not None:
             raise Difference(difference)
+
+    async def tls(self) -> None:
+        """A connection over TLS with a stranger who fails."""
+        meeting = Meeting(self)
+        self.note("tls", meeting.plan)
+        try:
+            await meeting.hold()
+        except OSError as exc:
+            if not self.harmful:
+                raise Difference(f"tls: {exc!r}") from exc
+        self.check()
 
     async def last_words(self, messages: int, how: str, *, tcp: bool) -> None:
         """A stranger sends small messages, one after the other, and its end with the last one."""

@@ -49,10 +49,12 @@ async def act(model: Model, rng: random.Random) -> None:
             await model.connect(rng.choice(KINDS))
         return
     end = rng.choice(usable)
-    if what < 0.5:
+    if what < 0.43:
         await model.write(end, rng.choice(SIZES), rng.choice(FORMS))
         if rng.random() < 0.05:
             await model.write_eof(end)
+    elif what < 0.5:
+        await model.tls()
     elif what < 0.52:
         await model.last_words(rng.randrange(10), rng.choice(LAST), tcp=rng.random() < 0.5)
     elif what < 0.6:
