@@ -10,6 +10,7 @@ import gc
 import os
 import random
 import socket
+import ssl
 import struct
 import threading
 import traceback
@@ -482,6 +483,42 @@ class Model:
         difference = conversation.difference()
         if difference is not None:
             raise Difference(difference)
+
+    async def start_tls(self, end: End) -> None:
+        """Put TLS on a connection in use, at both ends."""
+        pair = next(pair for pair in self.pairs if end in pair)
+        if not all(
+            one.writable
+            and one.reads
+            and one.complete
+            and not (one.reading_paused or one.secure or one.transport.is_closing())
+            for one in pair
+        ):
+            return
+        self.note("start_tls", *pair)
+        upgrades = [
+            self._upgrade(pair[0], CLIENT, server_hostname="localhost"),
+            self._upgrade(pair[1], SERVER, server_side=True),
+        ]
+        for failure in await asyncio.gather(*upgrades, return_exceptions=True):
+            if failure is None:
+                continue
+            if not (self.harmful and isinstance(failure, OSError)):
+                raise Difference(f"start_tls: {failure!r}") from failure
+            # The protocol may not be told: its connection has ended in the handshake.
+            for one in pair:
+                one.leave(failed=True)
+                one.transport.abort()
+            self.pairs.remove(pair)
+            return
+
+    async def _upgrade(self, end: Any, context: ssl.SSLContext, **options: Any) -> None:
+        end.secure = True
+        transport = await self.loop.start_tls(end.transport, end, context, **PATIENT, **options)
+        if transport is None:
+            raise ConnectionResetError
+        end.transport = transport
+        self.references.append(weakref.ref(transport))
 
     async def tls(self) -> None:
         """A connection over TLS with a stranger who fails."""

@@ -53,8 +53,10 @@ async def act(model: Model, rng: random.Random) -> None:
         await model.write(end, rng.choice(SIZES), rng.choice(FORMS))
         if rng.random() < 0.05:
             await model.write_eof(end)
-    elif what < 0.5:
+    elif what < 0.49:
         await model.tls()
+    elif what < 0.5:
+        await model.start_tls(end)
     elif what < 0.52:
         await model.last_words(rng.randrange(10), rng.choice(LAST), tcp=rng.random() < 0.5)
     elif what < 0.6:
