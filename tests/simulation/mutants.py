@@ -483,6 +483,271 @@ MUTANTS = (
         "            self.go_on_soon()\n            self.send_pending()\n",
         "            self.send_pending()\n",
     ),
+    # Each transition in the drawing of _tls/ssl_protocol.pyx, and what TLS promises.
+    Mutant(
+        "the handshake of TLS does not begin",
+        "_tls/ssl_protocol.pyx",
+        "        self.enter_state(HANDSHAKE)\n",
+        "",
+    ),
+    Mutant(
+        "the handshake of TLS does not become TELLING",
+        "_tls/ssl_protocol.pyx",
+        "        self.enter_state(TELLING)\n",
+        "",
+    ),
+    Mutant(
+        "TLS does not become FIRST_READ",
+        "_tls/ssl_protocol.pyx",
+        "            self.enter_state(FIRST_READ)\n",
+        "",
+    ),
+    Mutant(
+        "the first bytes of TLS come before the program has its transport",
+        "_tls/ssl_protocol.pyx",
+        "            self.go_on_soon()\n            self.send_pending()\n",
+        "            self.read_first()\n            self.send_pending()\n",
+    ),
+    Mutant(
+        "TLS keeps the end of its handshake",
+        "_tls/ssl_protocol.pyx",
+        "            self.go_on_soon()\n            self.send_pending()\n",
+        "            self.go_on_soon()\n",
+    ),
+    Mutant(
+        "the first read of TLS does not pass on the end behind it",
+        "_tls/ssl_protocol.pyx",
+        "            if self.at_eof:\n                self.loop.schedule(",
+        "            if False:\n                self.loop.schedule(",
+    ),
+    Mutant(
+        "a close of TLS within connection_made() is forgotten",
+        "_tls/ssl_protocol.pyx",
+        "        if self.state < TELLING or self.state > OPEN:\n            return 0\n",
+        "        if self.state < FIRST_READ or self.state > OPEN:\n            return 0\n",
+    ),
+    Mutant(
+        "a close of TLS before the first read is forgotten",
+        "_tls/ssl_protocol.pyx",
+        "        if self.state < TELLING or self.state > OPEN:\n            return 0\n",
+        "        if self.state < TELLING or self.state == FIRST_READ or self.state > OPEN:\n"
+        "            return 0\n",
+    ),
+    Mutant(
+        "TLS does not answer close_notify",
+        "_tls/ssl_protocol.pyx",
+        "        self.tell_eof()\n        return self.begin_shutdown()\n",
+        "        self.tell_eof()\n        return 0\n",
+    ),
+    Mutant(
+        "the end of a stream of TLS without close_notify is not told",
+        "_tls/ssl_protocol.pyx",
+        "        elif self.state == OPEN:\n"
+        "            self.begin_flush()\n"
+        "            self.flush()\n",
+        "",
+    ),
+    Mutant(
+        "TLS does not become FLUSHING",
+        "_tls/ssl_protocol.pyx",
+        "        self.enter_state(FLUSHING)\n",
+        "",
+    ),
+    Mutant(
+        "TLS does not become SHUTDOWN",
+        "_tls/ssl_protocol.pyx",
+        "        self.enter_state(SHUTDOWN)\n",
+        "",
+    ),
+    Mutant(
+        "a close of TLS at the end of the stream waits for resume_reading()",
+        "_tls/ssl_protocol.pyx",
+        "        if self.state == FLUSHING:\n            return self.go_on_soon()\n",
+        "        if self.state == FLUSHING:\n            return 0\n",
+    ),
+    Mutant(
+        "TLS drops what is unread at its end while reading is paused",
+        "_tls/ssl_protocol.pyx",
+        "        if self.at_eof and self.app_reading_paused and not self.is_closed():\n"
+        "            return 0\n"
+        "        if self.loop.nestable:\n"
+        "            self.go_on_soon()\n"
+        "        self.read()\n"
+        "        if self.state != FLUSHING:\n"
+        "            return 0\n"
+        "        if self.at_eof and not self.is_closed() and self.records.has_more():\n"
+        "            return 0\n",
+        "        self.read()\n        if self.state != FLUSHING:\n            return 0\n",
+    ),
+    Mutant(
+        "TLS drops what a small buffer leaves unread at the end",
+        "_tls/ssl_protocol.pyx",
+        "        if self.at_eof and not self.is_closed() and self.records.has_more():\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "a close of TLS drops the writes that are held",
+        "_tls/ssl_protocol.pyx",
+        "        self.enter_state(FLUSHING)\n        try:\n            self.release()\n",
+        "        self.enter_state(FLUSHING)\n        try:\n            self.drop_writes()\n",
+    ),
+    Mutant(
+        "the shutdown of TLS does not read what comes before close_notify",
+        "_tls/ssl_protocol.pyx",
+        "                self.drop_unread()\n",
+        "",
+    ),
+    Mutant(
+        "the shutdown of TLS leaves the transport below paused",
+        "_tls/ssl_protocol.pyx",
+        "        if self.reading_paused:\n"
+        "            self.reading_paused = False\n"
+        "            self.transport.resume_reading()\n",
+        "",
+    ),
+    Mutant(
+        "the shutdown of TLS does not go on with what the peer sends",
+        "_tls/ssl_protocol.pyx",
+        "        elif self.state == SHUTDOWN:\n            self.do_shutdown()\n        return 0\n",
+        "        return 0\n",
+    ),
+    Mutant(
+        "TLS does not close the transport below",
+        "_tls/ssl_protocol.pyx",
+        "                self.loop.call_soon(self.transport.close)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a cancelled handshake of TLS does not end the connection",
+        "_tls/ssl_protocol.pyx",
+        "            store_int(&self.app_transport.closed, True)\n"
+        "            return self.abort(None)\n",
+        "            return 0\n",
+    ),
+    Mutant(
+        "a handshake of TLS that fails does not become ENDED",
+        "_tls/ssl_protocol.pyx",
+        "        self.stop_timer()\n        self.enter_state(ENDED)\n        self.send_records()\n",
+        "        self.stop_timer()\n        self.send_records()\n",
+    ),
+    Mutant(
+        "a handshake of TLS that fails sends no alert",
+        "_tls/ssl_protocol.pyx",
+        "        self.enter_state(ENDED)\n        self.send_records()\n",
+        "        self.enter_state(ENDED)\n",
+    ),
+    Mutant(
+        "the end of the stream in a handshake of TLS is no failure",
+        "_tls/ssl_protocol.pyx",
+        "            self.fail_handshake(ConnectionResetError())\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "the end of the connection in a handshake of TLS does not wake the waiter",
+        "_tls/ssl_protocol.pyx",
+        "        self.stop_timer()\n        self.wake_waiter(exc)\n",
+        "        self.stop_timer()\n",
+    ),
+    Mutant(
+        "the end of the connection in a handshake of TLS is told to the program",
+        "_tls/ssl_protocol.pyx",
+        "        if self.state != HANDSHAKE and (self.told",
+        "        if (self.told",
+    ),
+    Mutant(
+        "an aborted TLS does not become ENDED",
+        "_tls/ssl_protocol.pyx",
+        "        self.enter_state(ENDED)\n        try:\n",
+        "        try:\n",
+    ),
+    Mutant(
+        "an abort of TLS does not reach the transport below",
+        "_tls/ssl_protocol.pyx",
+        "            if transport is not None:\n                transport._force_close(exc)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "TLS does not become ENDED when the connection is lost",
+        "_tls/ssl_protocol.pyx",
+        "        self.enter_state(ENDED)\n        self.use_transport(None)\n",
+        "        self.use_transport(None)\n",
+    ),
+    Mutant(
+        "TLS that fails does not become ENDED",
+        "_tls/ssl_protocol.pyx",
+        "            self.enter_state(ENDED)\n        if self.transport is not None:\n",
+        "            pass\n        if self.transport is not None:\n",
+    ),
+    Mutant(
+        "a bad record of TLS is not answered by an alert",
+        "_tls/ssl_protocol.pyx",
+        "            self.drop_writes()\n            self.send_records()\n",
+        "            self.drop_writes()\n",
+    ),
+    Mutant(
+        "a handshake of TLS does not time out",
+        "_tls/ssl_protocol.pyx",
+        "        self.timer = self.loop.call_later("
+        "self.handshake_timeout, self._check_handshake_timeout)\n",
+        "",
+    ),
+    Mutant(
+        "the timer of a handshake of TLS is not stopped",
+        "_tls/ssl_protocol.pyx",
+        "        self.stop_timer()\n        if self.loop.in_debug_mode():\n",
+        "        if self.loop.in_debug_mode():\n",
+    ),
+    Mutant(
+        "a shutdown of TLS does not time out",
+        "_tls/ssl_protocol.pyx",
+        "        self.timer = self.loop.call_later("
+        "self.shutdown_timeout, self._check_shutdown_timeout)\n",
+        "",
+    ),
+    Mutant(
+        "a timer of TLS outlives its connection",
+        "_tls/ssl_protocol.pyx",
+        "        self.stop_timer()\n        self.wake_waiter(exc)\n",
+        "        self.wake_waiter(exc)\n",
+    ),
+    Mutant(
+        "TLS does not know that it has called connection_made()",
+        "_tls/ssl_protocol.pyx",
+        "            self.told = CONNECTED\n",
+        "",
+    ),
+    Mutant(
+        "TLS tells the end twice",
+        "_tls/ssl_protocol.pyx",
+        "        self.told = AT_EOF\n",
+        "",
+    ),
+    Mutant(
+        "resume_reading() of TLS delivers nothing",
+        "_tls/ssl_protocol.pyx",
+        "            if self.state != TELLING and self.state != FIRST_READ:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "TLS leaves the transport below paused",
+        "_tls/ssl_protocol.pyx",
+        "        elif size <= self.read_low_water:\n"
+        "            self.reading_paused = False\n"
+        "            self.transport.resume_reading()\n",
+        "        elif size <= self.read_low_water:\n            self.reading_paused = False\n",
+    ),
+    Mutant(
+        "TLS forgets what is written in the handshake",
+        "_tls/ssl_protocol.pyx",
+        "        return self.write_backlog() if self.backlog_size else self.send_records()\n",
+        "        return self.send_records()\n",
+    ),
+    Mutant(
+        "TLS does not go on when the transport below has room",
+        "_tls/ssl_protocol.pyx",
+        "        self.writing_paused = False\n        self.send_records()\n",
+        "        self.writing_paused = False\n",
+    ),
     Mutant(
         "the shutdown of TLS does not wait for the peer's close_notify",
         "_tls/ssl_protocol.pyx",
