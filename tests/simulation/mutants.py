@@ -573,17 +573,26 @@ MUTANTS = (
         "        if self.loop.nestable:\n"
         "            self.go_on_soon()\n"
         "        self.read()\n"
-        "        if self.state != FLUSHING:\n"
-        "            return 0\n"
-        "        if self.at_eof and not self.is_closed() and self.records.has_more():\n"
-        "            return 0\n",
-        "        self.read()\n        if self.state != FLUSHING:\n            return 0\n",
+        "        while self.state == FLUSHING and self.has_unread_end():\n",
+        "        self.read()\n        while False:\n",
     ),
     Mutant(
         "TLS drops what a small buffer leaves unread at the end",
         "_tls/ssl_protocol.pyx",
-        "        if self.at_eof and not self.is_closed() and self.records.has_more():\n",
-        "        if False:\n",
+        "        while self.state == FLUSHING and self.has_unread_end():\n",
+        "        while False:\n",
+    ),
+    Mutant(
+        "TLS within TLS fills a small buffer once at the end",
+        "_tls/ssl_protocol.pyx",
+        "            if type(self.transport) is SSLTransport and not self.app_reading_paused:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "TLS goes on after a record that fails",
+        "_tls/ssl_protocol.pyx",
+        "        return 0 if self.state == ENDED else self.records.raise_failure()\n",
+        "        return 0\n",
     ),
     Mutant(
         "a close of TLS drops the writes that are held",
@@ -594,8 +603,8 @@ MUTANTS = (
     Mutant(
         "the shutdown of TLS does not read what comes before close_notify",
         "_tls/ssl_protocol.pyx",
-        "                self.drop_unread()\n",
-        "",
+        "            if not self.at_eof and not self.drop_unread():\n",
+        "            if not self.at_eof:\n",
     ),
     Mutant(
         "the shutdown of TLS leaves the transport below paused",

@@ -303,7 +303,8 @@ class Meeting:
             yield "bytes or the end are not told"
         if end.error is not None and plan.refuser is None and self.ends_orderly():
             yield "an error at an orderly end"
-        if not stranger.lossy and not end.aborted:
+        # A stranger who refuses reads nothing, and after its alert no close_notify follows.
+        if not stranger.lossy and not end.aborted and plan.refuser is None:
             wanted = len(end.sent) if stranger.promised is None else stranger.promised
             if len(stranger.received) < wanted:
                 yield "bytes do not reach the stranger"

@@ -87,6 +87,7 @@ cdef class SSLProtocol(WriteSource):
     cdef int start_shutdown_timer(self) except -1
     cdef int begin_flush(self) except -1
     cdef int flush(self) except -1
+    cdef bint has_unread_end(self) except -1
     cdef int do_shutdown(self) except -1
     cdef bint drop_unread(self) except -1
     cdef int tell_eof(self) except -1

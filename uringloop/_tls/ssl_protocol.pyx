@@ -412,6 +412,7 @@ cdef class SSLProtocol:
 
     cdef int flush(self) except -1:
         """Deliver what came before the end, then begin to shut down."""
+        cdef Py_ssize_t left
         if self.at_eof and self.app_reading_paused and not self.is_closed():
             # resume_reading() leads here again.
             return 0
@@ -419,14 +420,23 @@ cdef class SSLProtocol:
             # A run within data_received() goes on.
             self.go_on_soon()
         self.read()
+        while self.state == FLUSHING and self.has_unread_end():
+            left = self.records.left()
+            if type(self.transport) is SSLTransport and not self.app_reading_paused:
+                # TLS within TLS: what is below does not wait for another turn.
+                self.read()
+            if self.records.left() == left:
+                # resume_reading(), or the callback that fills the next buffer, leads here again.
+                return 0
         # The protocol may have ended the connection.
         if self.state != FLUSHING:
             return 0
-        if self.at_eof and not self.is_closed() and self.records.has_more():
-            # The callback that fills the next buffer leads here again.
-            return 0
         self.enter_state(SHUTDOWN)
         return self.do_shutdown()
+
+    cdef bint has_unread_end(self) except -1:
+        """Return whether bytes before the end of the stream are still to be delivered."""
+        return self.at_eof and not self.is_closed() and self.records.has_more()
 
     cdef int do_shutdown(self) except -1:
         """Send close_notify; close the transport below when the peer has answered."""
