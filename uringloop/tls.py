@@ -13,6 +13,7 @@ context: a lock guards its sessions. A forked process begins without sessions.
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
 import threading
@@ -54,7 +55,8 @@ def reuse_sessions(context: ssl.SSLContext, *, size: int = 1024) -> None:
     A resumed handshake does not check the server's certificate again, and shows the server the
     client certificate of the first connection. So a session is used only while the certificate is
     valid, for a day at most, and by connections for which *context* has the same `verify_mode`,
-    `verify_flags`, `check_hostname` and `hostname_checks_common_name`. After other changes of
+    `verify_flags`, `check_hostname` and `hostname_checks_common_name`, which must not change while
+    another thread calls `context.wrap_bio()`. After other changes of
     *context*, such as load_verify_locations(), load_cert_chain() or set_ciphers(), call this
     function again, which forgets all sessions of *context*.
 
@@ -77,12 +79,13 @@ def reuse_sessions(context: ssl.SSLContext, *, size: int = 1024) -> None:
     base = vars(before).get("_uringloop_base", before)
     if not issubclass(base, ssl.SSLObject):
         raise TypeError(f"{base.__name__}, the context's sslobject_class, is no ssl.SSLObject")
+    bases = (base,) if issubclass(base, ResumingObject) else (ResumingObject, base)
     names = {
         "sessions": Sessions(size),
         "owner": weakref.ref(context),
         "_uringloop_base": base,
     }
-    context.sslobject_class = type(base.__name__, (ResumingObject, base), names)
+    context.sslobject_class = type(base.__name__, bases, names)
     try:
         made = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="localhost")
         if not isinstance(made, ResumingObject):
@@ -117,7 +120,8 @@ class Sessions:
         every.add(self)
 
     def clear(self) -> None:
-        self.lock = threading.Lock()
+        # Reentrant, because a finalizer may close a connection while it is held.
+        self.lock = threading.RLock()
         # All, and those of each key: the oldest first.
         self.kept: dict[Kept, None] = {}
         self.by_key: dict[Key, list[Kept]] = {}
@@ -188,8 +192,8 @@ class ResumingObject(ssl.SSLObject):
 
     # The server's port, or the path of its socket. The loop sets it before the handshake.
     port: object = None
-    # What the context checked when this object was made.
-    checks: Key
+    # What the context checked when this object was made; None without sessions.
+    checks: Key | None = None
     has_begun = False
     # Set when the handshake begins; None without sessions: for a server, or without a name.
     key: Key | None = None
@@ -200,10 +204,13 @@ class ResumingObject(ssl.SSLObject):
     asks_left = 0
     wants_session = False
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> ResumingObject:
-        # OpenSSL takes over the checks when the object is made.
-        made = super().__new__(cls)
-        made.checks = checks_of(cls.owner())
+    @classmethod
+    def _create(cls, *args: Any, **kwargs: Any) -> ResumingObject:
+        # For wrap_bio(). OpenSSL takes over the checks when the object is made.
+        before = checks_of(cls.owner())
+        made: ResumingObject = super()._create(*args, **kwargs)  # type: ignore[misc]
+        if checks_of(cls.owner()) == before:
+            made.checks = before
         return made
 
     def do_handshake(self) -> None:
@@ -218,9 +225,9 @@ class ResumingObject(ssl.SSLObject):
         if self.key is not None and not self.deadline:
             self.complete_handshake(self.key)
 
-    def read(self, *args: Any) -> Any:
+    def read(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            data = super().read(*args)
+            data = super().read(*args, **kwargs)
         except ssl.SSLError as exc:
             self.check_failure(exc)
             raise
@@ -230,35 +237,41 @@ class ResumingObject(ssl.SSLObject):
 
     def unwrap(self) -> None:
         self.end_session()
-        super().unwrap()
+        return super().unwrap()
 
     def offer_session(self) -> None:
         """Offer a session to the server, if there is one."""
         name, context = self.server_hostname, self.owner()
-        if self.server_side or not name or self.context is not context or self.session is not None:
+        if self.server_side or not name or self.context is not context:
             return
-        if checks_of(context) != self.checks:
-            # They have changed since this object was made, perhaps while it was.
+        if self.checks is None or checks_of(context) != self.checks or self.has_session():
+            # The checks have changed since OpenSSL took them over, or the program resumes itself.
             return
         self.key = (name.lower(), self.port, *self.checks)
-        offered = self.sessions.take(self.key)
-        if offered is not None:
-            self.session = offered.session
-            self.offered = offered
+        self.offered = self.sessions.take(self.key)
+        if self.offered is not None:
+            self.session = self.offered.session
+
+    def has_session(self) -> bool:
+        try:
+            return self.session is not None
+        except ValueError:
+            # A read has begun the handshake, and CPython before 3.14 copies the session.
+            return True
 
     def complete_handshake(self, key: Key) -> None:
         """Learn how long the server is trusted, and keep the session that came with the handshake.
 
         A resumed connection has checked no certificate: its session ends when the first one does.
         """
-        if self.offered is not None and self.session_reused:
+        if self.session_reused:
+            if self.offered is None:
+                # Nobody knows when the certificate was checked.
+                self.key = None
+                return
             self.deadline = self.offered.deadline
         else:
-            self.deadline = time.time() + TRUSTED_S
-            certificate = self.getpeercert()
-            if certificate:
-                end = ssl.cert_time_to_seconds(str(certificate["notAfter"]))
-                self.deadline = min(self.deadline, end)
+            self.deadline = min(time.time() + TRUSTED_S, self.certificate_end())
             if self.offered is not None:
                 # The server does not know this session, nor those before it.
                 self.sessions.forget(key)
@@ -267,6 +280,16 @@ class ResumingObject(ssl.SSLObject):
         if self.version() != "TLSv1.3":
             self.offered = None
             self.keep_session()
+
+    def certificate_end(self) -> float:
+        """Return when the server's certificate expires; without one that was checked, never."""
+        certificate = self.getpeercert()
+        if not certificate:
+            return math.inf
+        try:
+            return ssl.cert_time_to_seconds(str(certificate["notAfter"]))
+        except (KeyError, ValueError):
+            return 0.0
 
     def keep_session(self) -> bool:
         """Keep the connection's session, if the server has sent one; return whether to ask again.

@@ -423,6 +423,54 @@ def test_a_ticket_that_comes_in_pieces_is_kept() -> None:
         assert one.session.id == near.session.id
 
 
+def test_a_session_that_a_class_of_the_program_resumes_is_not_kept() -> None:
+    context, server = client_context(), server_context()
+    given: list[ssl.SSLSession] = []
+
+    class Resuming(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            if given and not self.session_reused:
+                with contextlib.suppress(ValueError):
+                    self.session = given[0]
+            super().do_handshake()
+
+    context.sslobject_class = Resuming
+    tls.reuse_sessions(context)
+    assert not exchange(context, server)
+    [one] = kept(context)
+    given.append(one.session)
+    sessions_of(context).forget(one.key)
+    assert exchange(context, server)
+    # Nobody knows when the certificate was checked.
+    assert not kept(context)
+
+
+def test_sessions_are_chosen_again_for_a_derived_class() -> None:
+    context = client()
+
+    class Derived(context.sslobject_class):  # type: ignore[name-defined,misc]
+        pass
+
+    context.sslobject_class = Derived
+    assert not exchange(context, server_context())
+    tls.reuse_sessions(context)
+    assert issubclass(context.sslobject_class, Derived)
+    assert not kept(context)
+    server = server_context()
+    assert [exchange(context, server) for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("way", ["read", "write"])
+def test_a_read_may_begin_the_handshake(way: str) -> None:
+    context = client()
+    near, far = ends(context, server_context())
+    with pytest.raises(ssl.SSLWantReadError):
+        near.read(len=10) if way == "read" else near.write(b"x")
+    finish(near, far)
+    far.write(b"data")
+    assert near.read(len=10) == b"data"
+
+
 def test_a_session_of_the_program_is_left_alone() -> None:
     context, server = client(), server_context()
     assert not exchange(context, server, "127.0.0.1")
@@ -517,11 +565,15 @@ async def test_an_error_of_a_session_does_not_keep_the_end_from_the_program(
 def test_a_forked_process_begins_without_sessions() -> None:
     context, server = client(), server_context()
     assert not exchange(context, server)
-    child = os.fork()
+    with sessions_of(context).lock:
+        child = os.fork()
     if not child:
-        found = sessions_of(context)
-        # The lock is a new one, too.
-        os._exit(len(found.kept) + found.lock.locked())
+        try:
+            found = sessions_of(context)
+            # The lock is a new one, too.
+            os._exit(0 if found.lock.acquire(blocking=False) and not found.kept else 1)
+        finally:
+            os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert exchange(context, server)
 
