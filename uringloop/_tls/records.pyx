@@ -273,6 +273,10 @@ cdef class Records:
             raise_pending()
         except Exception as exc:
             self.failure = exc
+        except BaseException:
+            # The plaintext of this read is lost.
+            self.failure = ConnectionAbortedError("a read of TLS was interrupted")
+            raise
         return 0
 
     cdef int raise_failure(self) except -1:

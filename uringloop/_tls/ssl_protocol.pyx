@@ -6,7 +6,7 @@
     TELLING, FIRST_READ, OPEN ──begin_shutdown(): close(), or the peer's close_notify──> FLUSHING
     OPEN ──end_received(): the peer's end of the stream, without close_notify──> FLUSHING
     FLUSHING ──flush(): the program has got all that it can get──> SHUTDOWN
-    SHUTDOWN ──do_shutdown(): the peer has sent close_notify or EOF──> the transport below is closed
+    SHUTDOWN ──do_shutdown(): close_notify, EOF or an alert has come──> the transport below is closed
     any state ──fail_handshake(), abort(), connection_lost()──> ENDED
     any state but HANDSHAKE ──fail()──> ENDED
 
@@ -266,14 +266,14 @@ cdef class SSLProtocol:
     # ── the handshake ────────────────────────────────────────────────────────────────────────
 
     cdef int begin_handshake(self) except -1:
-        if self.loop.in_debug_mode():
-            logger.debug("%r starts SSL handshake", self)
         self.handshake_began = self.loop.time()
         self.enter_state(HANDSHAKE)
-        if self.records.resumes:
-            self.records.sslobj.port = port_of(self.transport)
         self.timer = self.loop.call_later(self.handshake_timeout, self._check_handshake_timeout)
         try:
+            if self.loop.in_debug_mode():
+                logger.debug("%r starts SSL handshake", self)
+            if self.records.resumes:
+                self.records.sslobj.port = port_of(self.transport)
             return self.do_handshake()
         except (KeyboardInterrupt, SystemExit):
             # The next run sends the first message.
@@ -445,7 +445,7 @@ cdef class SSLProtocol:
                 self.records.sslobj.unwrap()
         except AGAIN:
             return self.send_records()
-        except ssl.SSLError as exc:
+        except Exception as exc:
             self.send_records()
             self.stop_timer()
             return self.fail(exc)
@@ -472,8 +472,10 @@ cdef class SSLProtocol:
             # No whole record is left, or the peer has sent close_notify.
             pass
         except ssl.SSLError as exc:
-            if "_ALERT_" not in (exc.reason or ""):
+            if "_ALERT_" not in (getattr(exc, "reason", None) or ""):
                 raise
+            if self.records.resumes:
+                self.records.sslobj.check_failure(exc)
             self.at_eof = True
         if self.reading_paused:
             # To receive the peer's close_notify.
@@ -574,8 +576,8 @@ cdef class SSLProtocol:
         return 0
 
     cdef int receive_open(self, const char *data, Py_ssize_t size) except -1:
-        if self.records.peer_closed:
-            # A run within eof_received(): nothing counts behind close_notify.
+        if self.records.is_at_end():
+            # A run within eof_received(): nothing counts behind close_notify, or an error.
             return 0
         try:
             if self.app_reading_paused or self.app_is_buffered:
@@ -607,6 +609,9 @@ cdef class SSLProtocol:
                 self.read()
             else:
                 self.go_on_received()
+        except (KeyboardInterrupt, SystemExit):
+            self.go_on_soon()
+            raise
         except BaseException as exc:
             self.fail_callback(exc)
 
@@ -678,9 +683,9 @@ cdef class SSLProtocol:
 
     cdef int end_delivery(self) except -1:
         """Process the peer's close_notify, or an error, behind the plaintext."""
-        if self.records.peer_closed:
-            return self.close_received()
-        return 0 if self.state == ENDED else self.records.raise_failure()
+        if self.state != ENDED:
+            self.records.raise_failure()
+        return self.close_received() if self.records.peer_closed else 0
 
     cdef bint deliver_to_known(self, bytes data) except -1:
         """Pass *data* to a protocol of the package or a StreamReader; False for all others."""
@@ -702,7 +707,7 @@ cdef class SSLProtocol:
         cdef object buffer
         if not records.has_more():
             records.may_have_more = records.framer.blind
-            return self.end_delivery() if self.state == OPEN else 0
+            return self.end_delivery() if self.state == OPEN else records.raise_failure()
         buffer = app_protocol.get_buffer(records.left())
         if self.app_protocol is not app_protocol:
             # Another protocol gets the bytes.
