@@ -6,7 +6,7 @@
     TELLING, FIRST_READ, OPEN ──begin_shutdown(): close(), or the peer's close_notify──> FLUSHING
     OPEN ──end_received(): the peer's end of the stream, without close_notify──> FLUSHING
     FLUSHING ──flush(): the program has got all that it can get──> SHUTDOWN
-    SHUTDOWN ──do_shutdown(): close_notify, EOF or an alert has come──> the transport below is closed
+    SHUTDOWN ──do_shutdown(): close_notify, EOF or an alert came──> the transport below is closed
     any state ──fail_handshake(), abort(), connection_lost()──> ENDED
     any state but HANDSHAKE ──fail()──> ENDED
 
