@@ -56,9 +56,9 @@ def reuse_sessions(context: ssl.SSLContext, *, size: int = 1024) -> None:
     client certificate of the first connection. So a session is used only while the certificate is
     valid, for a day at most, and by connections for which *context* has the same `verify_mode`,
     `verify_flags`, `check_hostname` and `hostname_checks_common_name`, which must not change while
-    another thread calls `context.wrap_bio()`. After other changes of
-    *context*, such as load_verify_locations(), load_cert_chain() or set_ciphers(), call this
-    function again, which forgets all sessions of *context*.
+    another thread calls `context.wrap_bio()`. After other changes of *context*, such as
+    load_verify_locations(), load_cert_chain() or set_ciphers(), call this function again, which
+    forgets all sessions of *context*.
 
     Libraries that do TLS themselves with `context.wrap_bio()`, such as anyio and httpx, resume
     sessions too, on any loop. They do not tell the port, so their sessions belong to the name

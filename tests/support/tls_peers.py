@@ -14,6 +14,8 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TypeVar
 
+import pytest
+
 import uringloop
 from support.protocols import Collector
 from support.roles import Loop, narrow_pair, read_exactly, until
@@ -89,6 +91,12 @@ class Peer:
         with contextlib.suppress(ssl.SSLWantReadError):
             step()
         return self.outgoing.read()
+
+    def refuse(self) -> None:
+        """Prepare a fatal alert, by which OpenSSL answers what is no record."""
+        self.incoming.write(b"no record")
+        with pytest.raises(ssl.SSLError):
+            self.tls.read()
 
     async def flush(self) -> None:
         """Send all pending bytes of the TLS protocol."""

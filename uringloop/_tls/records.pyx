@@ -266,11 +266,8 @@ cdef class Records:
 
     cdef int keep_failure(self) except -1:
         """Keep the exception of a read for later; clear one that says that records are missing."""
-        if PyErr_ExceptionMatches(AGAIN):
-            PyErr_Clear()
-            return 0
         try:
-            raise_pending()
+            clear_want_read()
         except Exception as exc:
             self.failure = exc
         except BaseException:
