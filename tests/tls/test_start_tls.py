@@ -24,8 +24,10 @@ from support.roles import (
 )
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts, stranger_context
-from support.tls_peers import Peer, ending, no_connections_left, tls_link, tls_stream
+from support.tls_peers import Filler, Peer, ending, no_connections_left, tls_link, tls_stream
 from support.virtual_time import Stopwatch
+
+import uringloop
 
 LOCALHOST = "127.0.0.1"
 
@@ -412,6 +414,24 @@ async def test_tls_inside_tls_works(each_loop: Loop, contexts: Contexts) -> None
         client.close()
         assert await left.lost is None
         assert await right.lost is None
+
+
+@on_loop
+async def test_the_end_of_the_outer_tls_follows_the_bytes_of_the_inner(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # asyncio drops what does not fit the buffer.
+    data = noise(40_000)
+    left, right = Collector(loop), Filler(loop, 10)
+    async with tls_link(loop, left, Collector(loop), contexts) as (outer_left, outer_right):
+        client, _ = await asyncio.gather(
+            secured(loop, outer_left, left, contexts),
+            secured(loop, outer_right, right, contexts, server_side=True),
+        )
+        client.write(data)
+        outer_left.close()
+        assert await right.lost is None
+        assert right.data == data
 
 
 @on_loop
