@@ -10,6 +10,7 @@ import array
 import asyncio
 import gc
 import itertools
+import signal
 import socket
 import ssl
 import warnings
@@ -139,6 +140,95 @@ def test_close_goes_on_after_pause_writing_ended_the_run(
             assert await left.lost is None
 
     assert runs(loop, talk(), leaving) == 1
+
+
+class Interrupted(ssl.SSLObject):
+    """Raises an exception after a read, whose plaintext is lost."""
+
+    raised: BaseException | None = None
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:
+        data = super().read(len)
+        raised, self.raised = self.raised, None
+        if raised is not None:
+            raise raised
+        return data
+
+
+@LEAVING
+@pytest.mark.parametrize("buffered", [False, True])
+def test_plaintext_that_an_interrupted_read_loses_ends_the_connection(
+    loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException], buffered: bool
+) -> None:
+    client = client_context()
+    client.sslobject_class = Interrupted
+    left: Any = Filler(loop, 4) if buffered else Collector(loop)
+
+    async def talk() -> None:
+        made = Contexts(contexts.server, client)
+        async with tls_stream(loop, left, made) as (transport, peer):
+            await peer.send(b"good")
+            await until(lambda: left.data == b"good")
+            transport.get_extra_info("ssl_object").raised = leaving()
+            await peer.send(b"lost")
+            await peer.send(b"late")
+            assert isinstance(await left.lost, ConnectionAbortedError)
+            assert left.data == b"good"
+
+    assert runs(loop, talk(), leaving) == 1
+
+
+class Alarmed(Filler):
+    """Sets an alarm before its buffer is filled, which raises KeyboardInterrupt in the meantime."""
+
+    delay = 0.0
+    filling = False
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        signal.setitimer(signal.ITIMER_REAL, self.delay)
+        self.filling = True
+        return super().get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.filling = False
+        super().buffer_updated(nbytes)
+
+    def ring(self, number: int, frame: object) -> None:
+        if self.filling:
+            self.filling = False
+            raise KeyboardInterrupt
+
+
+def test_an_alarm_within_a_read_of_openssl_leaves_no_gap(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    data = noise(200_000)
+    endings = []
+
+    async def talk(right: Alarmed) -> None:
+        async with tls_stream(loop, right, contexts, server_side=True) as (transport, peer):
+            transport.pause_reading()
+            await peer.send(data)
+            transport.resume_reading()
+            await until(lambda: right.lost.done() or len(right.data) == len(data))
+            endings.append(right.lost.result() if right.lost.done() else None)
+            assert data.startswith(right.data)
+
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        # The first alarms may ring before OpenSSL is called, and the last ones after it.
+        for attempt in range(1, 200):
+            right = Alarmed(loop, len(data))
+            right.delay = attempt * 5e-6
+            signal.signal(signal.SIGALRM, right.ring)
+            runs(loop, talk(right), KeyboardInterrupt)
+            if endings[-1] is not None:
+                break
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert isinstance(endings[-1], ConnectionAbortedError)
+    assert endings[:-1] == [None] * (len(endings) - 1)
 
 
 async def fill_lower(transport: Any) -> None:

@@ -75,7 +75,8 @@ cdef class Records:
     cdef Py_ssize_t left(self) except -1
     cdef bint has_more(self) except -1
     cdef bint is_at_end(self) noexcept
-    cdef int keep_failure(self) except -1
+    cdef int end_read(self) except -1
+    cdef int keep_failure(self, object exc) except -1
     cdef int raise_failure(self) except -1
     cdef bytes decrypt(self, const char *data, Py_ssize_t size)
     cdef bytes decrypt_one(self, Py_ssize_t room)

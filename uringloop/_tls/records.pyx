@@ -264,17 +264,22 @@ cdef class Records:
         """Return whether a read has found close_notify, or a record that fails."""
         return self.peer_closed or self.failure is not None
 
-    cdef int keep_failure(self) except -1:
-        """Keep the exception of a read for later; clear one that says that records are missing."""
+    cdef int end_read(self) except -1:
+        """Process the exception that a read has set."""
         try:
             clear_want_read()
-        except Exception as exc:
-            self.failure = exc
-        except BaseException:
-            # The plaintext of this read is lost.
-            self.failure = ConnectionAbortedError("a read of TLS was interrupted")
-            raise
+        except BaseException as exc:
+            self.keep_failure(exc)
         return 0
+
+    cdef int keep_failure(self, object exc) except -1:
+        """Keep the exception of a read until the plaintext before it is delivered."""
+        if isinstance(exc, Exception):
+            self.failure = exc
+            return 0
+        # The plaintext of this read is lost.
+        self.failure = ConnectionAbortedError("a read of TLS was interrupted")
+        raise exc
 
     cdef int raise_failure(self) except -1:
         """Raise what a read has raised: the plaintext before it is delivered now."""
@@ -332,7 +337,7 @@ cdef class Records:
         result = read_function(<PyObject*>self.engine, <PyObject*>self.read_arguments)
         if result == NULL:
             # A record without application data: a session ticket, a key update.
-            self.keep_failure()
+            self.end_read()
             return None
         data = take_bytes(result)
         if not data:
@@ -446,7 +451,7 @@ cdef class Records:
         self.window.lend(start, room)
         result = read_function(<PyObject*>self.engine, <PyObject*>self.fill_arguments)
         if result == NULL:
-            self.keep_failure()
+            self.end_read()
             return 0
         count = size_of_long(result)
         Py_DECREF_owned(result)
@@ -463,8 +468,8 @@ cdef class Records:
             data = bytes(memoryview(self.engine.read(room)))
         except AGAIN:
             return None
-        except Exception as exc:
-            self.failure = exc
+        except BaseException as exc:
+            self.keep_failure(exc)
             return None
         if len(data) > room:
             raise ValueError(f"read({room}) has returned {len(data)} bytes")

@@ -513,6 +513,8 @@ cdef class SSLProtocol:
         try:
             if transport is not None and not self.end_received():
                 transport.close()
+        except (KeyboardInterrupt, SystemExit):
+            raise
         except BaseException as exc:
             self.fail_callback(exc)
 
@@ -617,8 +619,6 @@ cdef class SSLProtocol:
 
     cdef int fail_callback(self, object exc) except -1:
         """End the connection as the transport below does if buffer_updated() raises."""
-        if isinstance(exc, (KeyboardInterrupt, SystemExit)):
-            raise exc
         self.report(BUFFER_UPDATED_FAILED, exc, self.transport)
         return self.abort(exc)
 
