@@ -690,7 +690,7 @@ MUTANTS = (
     Mutant(
         "a bad record of TLS is not answered by an alert",
         "_tls/ssl_protocol.pyx",
-        "            self.drop_writes()\n            self.send_records()\n",
+        "            self.drop_writes()\n            self.pass_records()\n",
         "            self.drop_writes()\n",
     ),
     Mutant(
@@ -748,14 +748,32 @@ MUTANTS = (
     Mutant(
         "TLS forgets what is written in the handshake",
         "_tls/ssl_protocol.pyx",
-        "        return self.write_backlog() if self.backlog_size else self.send_records()\n",
-        "        return self.send_records()\n",
+        "        if self.backlog_size and TELLING <= self.state <= FLUSHING:\n",
+        "        if False:\n",
     ),
     Mutant(
         "TLS does not go on when the transport below has room",
         "_tls/ssl_protocol.pyx",
-        "        self.writing_paused = False\n        self.send_records()\n",
+        "        self.writing_paused = False\n        self.send_pending()\n",
         "        self.writing_paused = False\n",
+    ),
+    Mutant(
+        "TLS leaves the writes that wait when the transport below has room",
+        "_tls/ssl_protocol.pyx",
+        "        self.writing_paused = False\n        self.send_pending()\n",
+        "        self.writing_paused = False\n        self.send_records()\n",
+    ),
+    Mutant(
+        "close() of TLS forgets what waits for a full transport",
+        "_tls/ssl_protocol.pyx",
+        "(not self.writing_paused or self.state == FLUSHING)",
+        "not self.writing_paused",
+    ),
+    Mutant(
+        "TLS writes the beginning of what waits again",
+        "_tls/ssl_protocol.pyx",
+        "        self.backlog_done += count\n",
+        "",
     ),
     Mutant(
         "the shutdown of TLS does not wait for the peer's close_notify",

@@ -30,6 +30,9 @@ from support.virtual_time import Stopwatch
 import uringloop
 
 LOCALHOST = "127.0.0.1"
+NARROW = 16 * 1024
+# More than two transports hold.
+PLENTY = 3 * 1024 * 1024
 
 
 async def secured(
@@ -432,6 +435,41 @@ async def test_the_end_of_the_outer_tls_follows_the_bytes_of_the_inner(
         outer_left.close()
         assert await right.lost is None
         assert right.data == data
+
+
+@on_loop
+async def test_the_inner_tls_hands_over_what_waits_before_the_outer_ends(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # asyncio drops it.
+    sent = noise(PLENTY)
+    right = Collector(loop)
+    linked = tls_stream(loop, right, contexts, server_side=True, buffer_size=NARROW)
+    async with linked as (outer, peer):
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = contexts.client.wrap_bio(incoming, outgoing, server_hostname="localhost")
+
+        async def do_handshake() -> None:
+            while tls.version() is None:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    tls.do_handshake()
+                await peer.send(outgoing.read())
+                if tls.version() is None:
+                    incoming.write(await peer.read())
+
+        secure = secured(loop, outer, right, contexts, server_side=True)
+        transport, _ = await asyncio.gather(secure, do_handshake())
+        transport.write(sent)
+        with pytest.raises(ssl.SSLWantReadError):
+            tls.unwrap()
+        await peer.send(outgoing.read())
+        received = bytearray()
+        while data := await peer.read():
+            incoming.write(data)
+            with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+                while piece := tls.read(1 << 20):
+                    received += piece
+        assert received == sent
 
 
 @on_loop

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import gc
 import itertools
 import signal
@@ -27,6 +28,7 @@ from support.roles import (
     noise,
     on_loop,
     record_handler_calls,
+    stream,
     turns,
     until,
 )
@@ -35,6 +37,9 @@ from support.tls_contexts import Contexts, client_context
 from support.tls_peers import Filler, Peer, ending, last_flight, records, tls_link, tls_stream
 
 import uringloop
+
+# Connections that a server accepts in several batches.
+CLIENTS = 90
 
 # ── KeyboardInterrupt ────────────────────────────────────────────────────────────────────────
 
@@ -100,13 +105,11 @@ def test_flow_control_may_end_the_run_while_reading_is_paused(
             transport.pause_reading()
             other.write(b"answer")
             other.pause_reading()
-            # The second write finds that the transport below is full. It is a callback, because
-            # pause_writing() raises within it.
-            transport.write(data)
+            # A callback, because pause_writing() raises within it.
             loop.call_soon(transport.write, data)
             await until(lambda: "pause_writing" in left.calls)
             other.resume_reading()
-            await right.received(2 * len(data))
+            await right.received(len(data))
             assert not left.data
             transport.resume_reading()
             assert await left.received(6) == b"answer"
@@ -143,16 +146,24 @@ def test_close_goes_on_after_pause_writing_ended_the_run(
 
 
 class Interrupted(ssl.SSLObject):
-    """Raises an exception after a read, whose plaintext is lost."""
+    """Raises an exception after a read, whose plaintext is lost, or after a write."""
 
     raised: BaseException | None = None
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:
         data = super().read(len)
+        self.leave()
+        return data
+
+    def write(self, data: Any) -> int:
+        count = super().write(data)
+        self.leave()
+        return count
+
+    def leave(self) -> None:
         raised, self.raised = self.raised, None
         if raised is not None:
             raise raised
-        return data
 
 
 @LEAVING
@@ -176,6 +187,76 @@ def test_plaintext_that_an_interrupted_read_loses_ends_the_connection(
             assert left.data == b"good"
 
     assert runs(loop, talk(), leaving) == 1
+
+
+@LEAVING
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_a_write_that_is_interrupted_is_not_sent_twice(
+    loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException], size: int
+) -> None:
+    client = client_context()
+    client.sslobject_class = Interrupted
+    left = Collector(loop)
+
+    async def talk() -> None:
+        made = Contexts(contexts.server, client)
+        async with tls_stream(loop, left, made) as (transport, peer):
+            transport.get_extra_info("ssl_object").raised = leaving()
+            # A callback, because a large write raises within it.
+            loop.call_soon(transport.write, noise(size))
+            loop.call_soon(transport.write, b"after it")
+            with pytest.raises((ssl.SSLEOFError, ConnectionResetError)):
+                await peer.read()
+            assert isinstance(await left.lost, ConnectionAbortedError)
+
+    assert runs(loop, talk(), leaving) == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("size", [60_000, 600_000])
+@pytest.mark.parametrize("before", [220_000, 240_000])
+def test_callbacks_may_run_while_records_are_passed_on(
+    loop: uringloop.Loop, contexts: Contexts, before: int, size: int, leaves: bool
+) -> None:
+    # Many queued bytes are flushed early, by which a server accepts.
+    sent = [noise(size), b"written while the records were passed on"]
+    left, other = Collector(loop), Collector(loop)
+
+    async def talk() -> None:
+        writing: list[asyncio.Transport] = []
+        accepted: list[int] = []
+
+        def factory() -> asyncio.Protocol:
+            if not accepted:
+                # The others are accepted while it writes.
+                loop.call_soon(write_both)
+            accepted.append(len(accepted))
+            if writing:
+                writing.pop().write(sent[1])
+                if leaves:
+                    raise KeyboardInterrupt
+            return asyncio.Protocol()
+
+        def write_both() -> None:
+            plain.write(bytes(before))
+            writing.append(transport)
+            transport.write(sent[0])
+
+        server = await loop.create_server(factory, "127.0.0.1", 0, backlog=200)
+        linked = tls_stream(loop, left, contexts, buffer_size=8192)
+        plainly = stream(loop, other, buffer_size=8192)
+        async with plainly as (plain, _), linked as (transport, peer):
+            with contextlib.ExitStack() as clients:
+                clients.callback(server.close)
+                for _ in range(CLIENTS):
+                    address = server.sockets[0].getsockname()
+                    clients.enter_context(socket.create_connection(address))
+                await until(lambda: len(accepted) == CLIENTS and not writing)
+                expected = b"".join(sent)
+                assert await peer.read_exactly(len(expected)) == expected
+                assert transport.get_write_buffer_size() == 0
+
+    assert runs(loop, talk(), KeyboardInterrupt) == leaves
 
 
 class Alarmed(Filler):

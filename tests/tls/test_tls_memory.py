@@ -193,6 +193,41 @@ async def test_large_writes_pause_and_resume(each_loop: Loop, contexts: Contexts
         await until(lambda: left.calls[-1] == "resume_writing")
 
 
+@on_loop
+async def test_writes_to_a_full_transport_wait_as_they_are(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    # asyncio encrypts all at once, and pauses the program at the next write.
+    left = Collector(loop)
+    async with tls_stream(loop, left, contexts, buffer_size=RECORD) as (transport, peer):
+        large, small = noise(2 * PLENTY), [noise(10, seed) for seed in range(100)]
+        transport.write(large)
+        assert left.calls == ["connection_made", "pause_writing"]
+        # The transport below has the records of what is no longer counted here.
+        assert 2 * PLENTY - SCRATCH_MAX <= transport.get_write_buffer_size() < 2 * PLENTY
+        for data in small:
+            transport.write(data)
+        assert await peer.read_exactly(len(large)) == large
+        # One record.
+        assert await peer.read() == b"".join(small)
+        assert left.calls == ["connection_made", "pause_writing", "resume_writing"]
+
+
+@on_loop
+async def test_close_sends_what_waits_for_a_full_transport(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    left = Collector(loop)
+    async with tls_stream(loop, left, contexts, buffer_size=RECORD) as (transport, peer):
+        sent = noise(PLENTY) + b"end"
+        transport.write(sent[:PLENTY])
+        transport.write(sent[PLENTY:])
+        transport.close()
+        assert await peer.read_to_end() == sent
+        await peer.close()
+        assert await left.lost is None
+
+
 @pytest.mark.parametrize("size", [RECORD, PLENTY])
 def test_a_large_write_after_a_reset_is_a_connection_reset(
     each_loop: Loop, contexts: Contexts, size: int

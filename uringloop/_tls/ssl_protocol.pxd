@@ -51,6 +51,7 @@ cdef class SSLProtocol(WriteSource):
     # What the program has written.
     cdef object backlog                     # a deque of bytes that OpenSSL has not encrypted
     cdef Py_ssize_t backlog_size
+    cdef Py_ssize_t backlog_done            # bytes of the first that OpenSSL has encrypted
     cdef bytes first_held                   # small writes of this turn share a record: the first,
     cdef list more_held                     # and those after it
     cdef Py_ssize_t held_size               # bytes in both
@@ -118,15 +119,17 @@ cdef class SSLProtocol(WriteSource):
     cdef int release(self) except -1
     cdef int release_before(self, bytes data) except -1
     cdef int write_now(self, bytes data) except -1
-    cdef int write_rest(self, bytes data, Py_ssize_t done) except -1
-    cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1
-    cdef Py_ssize_t encrypt_lent(
-        self, WriteTransport writer, Scratch scratch, bytes data, Py_ssize_t done,
-        list pieces) except -1
     cdef int add_backlog(self, bytes data) except -1
     cdef int write_backlog(self) except -1
+    cdef bint write_some(self) except -1
+    cdef Py_ssize_t first_waiting(self) except -1
+    cdef Py_ssize_t encrypt_first(self, Scratch scratch) except -1
+    cdef int fail_writing(self, object exc) except -1
+    cdef int send_lent(self, Scratch scratch) except -1
+    cdef int pass_on(self, list pieces) except -1
     cdef int send_pending(self) except -1
     cdef int send_records(self) except -1
+    cdef int pass_records(self) except -1
     cdef int control_writing(self) except -1
     cdef int tell_writing(self) except -1
     cdef int call_flow_control(self, str name) except -1

@@ -19,7 +19,8 @@ handshake's waiter: a program that awaits start_tls() has its transport before i
 bytes.
 
 Writes of up to HELD_MAX bytes wait for the end of the turn and share a record. Larger ones are
-encrypted at once, to memory from which they are sent.
+encrypted at once, to memory from which they are sent. While the transport below is full, writes
+wait as they are: nothing is copied, and no memory is needed for their records.
 
 Only the loop's thread may call, except the methods of the program's transport that
 docs/threads.md allows to any thread.
@@ -27,6 +28,7 @@ docs/threads.md allows to any thread.
 
 import asyncio
 import collections
+import itertools
 import ssl
 import sys
 import warnings
@@ -41,7 +43,7 @@ from cpython.object cimport PyObject
 
 from uringloop._cpython.pyapi cimport PyContext_CopyCurrent, enter, leave
 from uringloop._kernel.atomics cimport load_int, store_int
-from uringloop._tls.records cimport Records, Scratch, Window, give_scratch
+from uringloop._tls.records cimport Records, Scratch, give_scratch
 from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_reader
 from uringloop._transport.compiled_protocol cimport CompiledProtocol, is_compiled
 from uringloop._transport.transport cimport Transport
@@ -215,7 +217,7 @@ cdef class SSLProtocol:
 
     def resume_writing(self):
         self.writing_paused = False
-        self.send_records()
+        self.send_pending()
 
     # ── for the package, and private names of asyncio's class ────────────────────────────────
 
@@ -387,6 +389,9 @@ cdef class SSLProtocol:
             return 0
         store_int(&self.app_transport.closed, True)
         self.start_shutdown_timer()
+        if self.app_writing_paused and type(self.app_protocol) is SSLProtocol:
+            # TLS within TLS hands over what it has kept for want of room.
+            self.app_protocol.resume_writing()
         self.begin_flush()
         return self.flush()
 
@@ -523,7 +528,6 @@ cdef class SSLProtocol:
         cdef object transport = self.transport
         self.enter_state(ENDED)
         try:
-            # This may call pause_writing().
             self.release()
         finally:
             if transport is not None:
@@ -662,8 +666,9 @@ cdef class SSLProtocol:
         """End the connection because a record, or the protocol, has failed."""
         if isinstance(exc, ssl.SSLError):
             # The peer learns the reason by an alert, the last record that OpenSSL writes.
+            # Nobody may take the dropped writes for sent ones: no resume_writing().
             self.drop_writes()
-            self.send_records()
+            self.pass_records()
         return self.fail(exc, FAILED)
 
     cdef int read_pending(self) except -1:
@@ -672,7 +677,7 @@ cdef class SSLProtocol:
                 self.fill_app_buffer()
             else:
                 self.deliver(self.records.decrypt_pending())
-            self.send_pending()
+        self.send_pending()
         return self.control_reading()
 
     cdef int deliver(self, bytes data) except -1:
@@ -769,14 +774,7 @@ cdef class SSLProtocol:
             return self.add_backlog(data)
         if self.state < TELLING or self.state > OPEN:
             return self.count_lost_write()
-        if not self.backlog_size:
-            return self.write_open(data)
-        self.add_backlog(data)
-        try:
-            self.write_backlog()
-        except Exception as exc:
-            self.fail(exc, FAILED)
-        return 0
+        return self.write_now(data) if self.backlog_size else self.write_open(data)
 
     cdef int count_lost_write(self) except -1:
         """Count a lost write; log a warning if there were several before, as asyncio does."""
@@ -822,7 +820,7 @@ cdef class SSLProtocol:
         """Forget what the program has written and OpenSSL has not encrypted."""
         self.take_held()
         self.backlog.clear()
-        self.backlog_size = 0
+        self.backlog_size = self.backlog_done = 0
         return 0
 
     cdef int release(self) except -1:
@@ -844,124 +842,173 @@ cdef class SSLProtocol:
     cdef bytes take_records(self):
         """Return the records of the held writes for the transport's flush; None without any."""
         cdef bytes data = self.take_held()
-        cdef bytes records = None
+        cdef bytes records
         cdef Py_ssize_t done
         if data is None:
             return None
-        try:
-            if self.writing_paused or self.writer is None:
-                done = self.records.encrypt(data)
-            else:
+        if not self.writing_paused and self.writer is not None:
+            try:
                 records = self.records.encrypt_out(self.loop, data, &done)
-                if done == PyBytes_GET_SIZE(data):
-                    return records
-                self.writer.put(records)
-            self.write_rest(data, done)
-        except Exception as exc:
-            self.fail(exc, FAILED)
+            except BaseException as exc:
+                self.fail_writing(exc)
+                return None
+            if done == PyBytes_GET_SIZE(data):
+                return records
+            # OpenSSL wants to read first.
+            self.add_backlog(data[done:])
+            self.pass_on([records])
+            return None
+        self.write_now(data)
         return None
 
     cdef int write_now(self, bytes data) except -1:
-        """Encrypt *data* and pass the records to the transport."""
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t done = 0
-        try:
-            if size < SCRATCH_MIN:
-                done = self.records.encrypt(data)
-            if done < size:
-                self.write_rest(data, done)
-            else:
-                self.send_records()
-        except Exception as exc:
-            self.fail(exc, FAILED)
-        return 0
-
-    cdef int write_rest(self, bytes data, Py_ssize_t done) except -1:
-        """Encrypt *data* from the offset *done* on, and send the records."""
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef list pieces = []
-        cdef Scratch scratch = None
-        cdef WriteTransport writer = self.writer
-        if writer is not None and not self.writing_paused:
-            scratch = self.records.take_scratch(self.loop)
-        if scratch is None:
-            done = self.encrypt_each(data, done, pieces)
-        else:
-            try:
-                done = self.encrypt_lent(writer, scratch, data, done, pieces)
-            finally:
-                give_scratch(self.loop, scratch)
-        if done < size:
-            self.add_backlog(data[done:])
-        if pieces:
-            # Pass all pieces in one call: the transport pauses this protocol when the socket is
-            # full.
-            if writer is not None:
-                writer.put_all(pieces)
-            elif self.transport is not None:
-                self.transport.write(b"".join(pieces))
-        # A write that wants to read first may have produced records.
-        return self.send_records()
-
-    cdef Py_ssize_t encrypt_each(self, bytes data, Py_ssize_t done, list pieces) except -1:
-        """Encrypt record by record, so that each passes through the same memory of the BIO."""
-        cdef Records records = self.records
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t count = 1
-        while done < size and count:
-            count = records.encrypt_from(
-                PyBytes_AS_STRING(data) + done, min(size - done, RECORD_MAX))
-            done += count
-            if count and not self.writing_paused:
-                pieces.append(records.take_out())
-        return done
-
-    cdef Py_ssize_t encrypt_lent(
-            self, WriteTransport writer, Scratch scratch, bytes data, Py_ssize_t done,
-            list pieces) except -1:
-        """Encrypt to *scratch* and send from there; append to *pieces* what the socket refuses."""
-        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
-        cdef Py_ssize_t taken
-        cdef Py_ssize_t count = 1
-        cdef Window window = self.records.window
-        while done < size and count:
-            window.show(PyBytes_AS_STRING(data) + done, min(size - done, SCRATCH_MAX))
-            count = self.records.encrypt_to(scratch, window)
-            done += count
-            taken = 0
-            if not pieces:
-                taken = writer.send_memory(scratch.memory.data, scratch.memory.length)
-            if taken < <Py_ssize_t>scratch.memory.length:
-                pieces.append(scratch.rest(taken))
-        return done
+        """Encrypt *data* and send the records, or keep it while the transport is full."""
+        self.add_backlog(data)
+        return self.write_backlog()
 
     cdef int add_backlog(self, bytes data) except -1:
-        """Keep *data* until OpenSSL can encrypt it: after the handshake, or after a read."""
+        """Keep *data* until the handshake is over, the transport has room, or a read is over."""
         self.backlog.append(data)
         self.backlog_size += PyBytes_GET_SIZE(data)
         return 0
 
     cdef int write_backlog(self) except -1:
-        cdef bytes data
-        cdef Py_ssize_t count
-        while self.backlog:
-            data = self.backlog[0]
-            count = self.records.encrypt(data)
+        """Encrypt and send what waits, until the transport is full or OpenSSL wants to read.
+
+        While FLUSHING it is encrypted even if the transport is full: close_notify follows.
+        """
+        try:
+            while (self.backlog and (not self.writing_paused or self.state == FLUSHING)
+                    and self.write_some()):
+                if self.writer is not None and self.writer.loses_writes():
+                    self.drop_writes()
+            self.pass_records()
+        except (KeyboardInterrupt, SystemExit):
+            # The next run sends what is left.
+            self.go_on_soon()
+            raise
+        except Exception as exc:
+            self.fail_writing(exc)
+        return self.control_writing() if self.state != ENDED else 0
+
+    cdef bint write_some(self) except -1:
+        """Encrypt some of what waits and send it; return whether OpenSSL has taken any.
+
+        To send may run other callbacks of the program, which write, so the sent bytes no longer
+        count then.
+        """
+        cdef Py_ssize_t count = 0
+        cdef Py_ssize_t size = 0
+        cdef list pieces = []
+        cdef Scratch scratch = None
+        if (self.writer is not None and not self.writing_paused
+                and self.first_waiting() >= SCRATCH_MIN):
+            scratch = self.records.take_scratch(self.loop)
+        if scratch is not None:
+            try:
+                count = self.encrypt_first(scratch)
+                self.send_lent(scratch)
+            finally:
+                give_scratch(self.loop, scratch)
+            return count > 0
+        # Record by record, so that each passes through the same memory of the BIO.
+        while self.backlog and size < SCRATCH_MAX:
+            count = self.encrypt_first(None)
             if count == 0:
                 break
-            self.backlog_size -= count
-            if count < PyBytes_GET_SIZE(data):
-                self.backlog[0] = data[count:]
+            size += count
+            if not self.writing_paused:
+                pieces.append(self.records.take_out())
+        self.pass_on(pieces)
+        return size > 0
+
+    cdef Py_ssize_t first_waiting(self) except -1:
+        """Return the size of the first object of the backlog that is not encrypted yet.
+
+        Small ones are joined, so that they share a record.
+        """
+        cdef object backlog = self.backlog
+        cdef Py_ssize_t size = 0
+        cdef Py_ssize_t count = 0
+        cdef bytes piece, joined
+        if not self.backlog_done:
+            for piece in backlog:
+                if size + PyBytes_GET_SIZE(piece) > RECORD_MAX:
+                    break
+                size += PyBytes_GET_SIZE(piece)
+                count += 1
+            if count > 1:
+                joined = b"".join(itertools.islice(backlog, count))
+                for _ in range(count):
+                    backlog.popleft()
+                backlog.appendleft(joined)
+        return PyBytes_GET_SIZE(<bytes>backlog[0]) - self.backlog_done
+
+    cdef Py_ssize_t encrypt_first(self, Scratch scratch) except -1:
+        """Encrypt the first bytes that wait, to *scratch* or to the BIO; return how many."""
+        cdef Py_ssize_t left = self.first_waiting()
+        cdef bytes data = self.backlog[0]
+        cdef const char *start = PyBytes_AS_STRING(data) + self.backlog_done
+        cdef Py_ssize_t count = 0
+        try:
+            if scratch is None:
+                count = self.records.encrypt_from(start, min(left, RECORD_MAX))
             else:
-                self.backlog.popleft()
-        return self.send_records()
+                self.records.window.show(start, min(left, SCRATCH_MAX))
+                count = self.records.encrypt_to(scratch, self.records.window)
+        except Exception:
+            raise
+        except BaseException as exc:
+            self.fail_writing(exc)
+        self.backlog_size -= count
+        self.backlog_done += count
+        if count == left:
+            self.backlog.popleft()
+            self.backlog_done = 0
+        return count
+
+    cdef int fail_writing(self, object exc) except -1:
+        """End the connection: OpenSSL has failed, or was interrupted after it took the bytes."""
+        self.drop_writes()
+        if isinstance(exc, Exception):
+            return self.fail(exc, FAILED)
+        self.records.take_out()
+        self.fail(ConnectionAbortedError("a write of TLS was interrupted"), FAILED)
+        raise exc
+
+    cdef int send_lent(self, Scratch scratch) except -1:
+        """Send the records in *scratch*; copy to the transport what the socket refuses."""
+        cdef Py_ssize_t size = scratch.memory.length
+        cdef Py_ssize_t taken
+        if size:
+            taken = self.writer.send_memory(scratch.memory.data, size)
+            if taken < size:
+                self.writer.put(scratch.rest(taken))
+        return 0
+
+    cdef int pass_on(self, list pieces) except -1:
+        """Pass records to the transport, all in one call."""
+        if not pieces:
+            return 0
+        if self.writer is not None:
+            self.writer.put_all(pieces)
+        elif self.transport is not None:
+            self.transport.write(b"".join(pieces))
+        return 0
 
     cdef int send_pending(self) except -1:
-        """Send writes that waited for a read, and records that a read has produced."""
-        return self.write_backlog() if self.backlog_size else self.send_records()
+        """Send writes that waited for a read or for room, and records that a read has produced."""
+        if self.backlog_size and TELLING <= self.state <= FLUSHING:
+            return self.write_backlog()
+        return self.send_records()
 
     cdef int send_records(self) except -1:
-        """Pass the records that OpenSSL has produced to the transport, if there is one."""
+        """Pass on the records that OpenSSL has produced, and control the program's writing."""
+        self.pass_records()
+        return self.control_writing()
+
+    cdef int pass_records(self) except -1:
+        """Pass the records that OpenSSL has produced to the transport, unless it is full."""
         cdef WriteTransport writer = self.writer
         cdef object transport = self.transport
         if not self.writing_paused and transport is not None and self.records.unsent():
@@ -969,7 +1016,7 @@ cdef class SSLProtocol:
                 writer.put(self.records.take_out())
             else:
                 transport.write(self.records.take_out())
-        return self.control_writing()
+        return 0
 
     # ── flow control of the program's writes ─────────────────────────────────────────────────
 
