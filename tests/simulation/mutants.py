@@ -509,12 +509,6 @@ MUTANTS = (
         "            self.read_first()\n            self.send_pending()\n",
     ),
     Mutant(
-        "TLS keeps the end of its handshake",
-        "_tls/ssl_protocol.pyx",
-        "            self.go_on_soon()\n            self.send_pending()\n",
-        "            self.go_on_soon()\n",
-    ),
-    Mutant(
         "the first read of TLS does not pass on the end behind it",
         "_tls/ssl_protocol.pyx",
         "            if self.at_eof:\n                self.loop.schedule(",
