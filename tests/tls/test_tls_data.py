@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import array
 import asyncio
+import fcntl
 import random
 import socket
 import ssl
 import struct
+import termios
 
 import pytest
 from support.protocols import Collector, Echo
@@ -620,3 +622,24 @@ async def test_a_server_ends_a_client_in_its_handshake(
     server.close()
     await no_connections_left(server)
     assert guests.seen[0].calls == []
+
+
+@on_loop
+async def test_a_reset_behind_close_notify_is_a_connection_reset(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    # The kernel reports it once, to a receive whose result nobody waits for any more.
+    right = Collector(each_loop)
+    async with tls_stream(each_loop, right, contexts, server_side=True) as (transport, peer):
+        transport.pause_reading()
+        data = noise(300_000)
+        peer.tls.write(data)
+        with pytest.raises(ssl.SSLWantReadError):
+            peer.tls.unwrap()
+        await each_loop.sock_sendall(peer.sock, peer.outgoing.read())
+        await until(lambda: fcntl.ioctl(peer.sock, termios.TIOCOUTQ, bytes(4)) == bytes(4))
+        reset(peer.sock)
+        await turns(20)
+        transport.resume_reading()
+        assert isinstance(await right.lost, ConnectionResetError)
+        assert right.data == data

@@ -528,6 +528,14 @@ cdef class StreamTransport(WriteTransport):
             self.begin_close()
         return 0
 
+    cdef object kept_error(self, object exc):
+        exc = WriteTransport.kept_error(self, exc)
+        # The first call after a reset gets ECONNRESET, which may have been a receive whose result
+        # is no longer wanted.
+        if isinstance(exc, BrokenPipeError) and uring_was_reset(self.fd):
+            return os_error(-ECONNRESET, "")
+        return exc
+
     cdef bint is_receiving(self) noexcept:
         if self.paused:
             # A receive by the ring completes with the peer's reset in the next turn.

@@ -473,7 +473,8 @@ cdef class WriteTransport(FlowControl):
                 # The flush calls resume_writing(), which may write the last bytes.
                 self.loop.add_flush(self)
             else:
-                self.schedule_end(self.send_error)
+                self.schedule_end(
+                    None if self.send_error is None else self.kept_error(self.send_error))
         return 0
 
     cdef bint is_sending(self) noexcept:
