@@ -375,3 +375,16 @@ async def test_writes_after_a_failed_send_are_lost(
         assert bytes(protocol.data) == ANSWER
         assert "pause_writing" not in protocol.calls
     assert caplog.messages[0] == "socket.send() raised exception."
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@on_loop
+async def test_a_shutdown_of_the_program_itself_is_no_reset(each_loop: Loop, paused: bool) -> None:
+    left = Collector(each_loop)
+    async with stream(each_loop, left) as (transport, _):
+        if paused:
+            transport.pause_reading()
+            await turns()
+        transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        transport.write(b"refused")
+        assert isinstance(await left.lost, BrokenPipeError)

@@ -138,12 +138,16 @@ static inline int uring_peek(int fd) {
 
 /* Returns whether a connection was in fact reset, although a receive returned 0 bytes. The kernel
  * reports an error only once, perhaps to a send that it retries and gives up. After a FIN, TCP_INQ
- * reports one unread byte; after a reset it reports none. This tells the two apart. */
+ * reports one unread byte; after a reset it reports none, and after shutdown(2) of the program's
+ * own, whose state is another. */
 static inline bool uring_was_reset(int fd) {
+    uint8_t state = 0;
+    socklen_t size = sizeof(state);
     char byte;
     int left = -1;
 
-    return uring_enable_inq(fd) && uring_receive_counted(fd, &byte, 1, &left) == 0 && left == 0;
+    return uring_enable_inq(fd) && uring_receive_counted(fd, &byte, 1, &left) == 0 && left == 0
+        && getsockopt(fd, IPPROTO_TCP, TCP_INFO, &state, &size) == 0 && state == TCP_CLOSE;
 }
 
 /* Returns whether a connection, or an error, waits at a listening socket. The poll takes 0.2 us. An
