@@ -591,8 +591,8 @@ MUTANTS = (
     Mutant(
         "a close of TLS drops the writes that are held",
         "_tls/ssl_protocol.pyx",
-        "        self.enter_state(FLUSHING)\n        try:\n            self.release()\n",
-        "        self.enter_state(FLUSHING)\n        try:\n            self.drop_writes()\n",
+        "        self.enter_state(FLUSHING)\n        self.keep_held()\n",
+        "        self.enter_state(FLUSHING)\n        self.drop_writes()\n",
     ),
     Mutant(
         "the shutdown of TLS does not read what comes before close_notify",

@@ -213,13 +213,14 @@ def test_a_write_that_is_interrupted_is_not_sent_twice(
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-@pytest.mark.parametrize("size", [60_000, 600_000])
-@pytest.mark.parametrize("before", [220_000, 240_000])
+@pytest.mark.parametrize("sizes", [[60_000], [600_000], [4000, 4000, 4000, 4000, 3000]])
+@pytest.mark.parametrize("before", [220_000, 240_000, 255_000])
 def test_callbacks_may_run_while_records_are_passed_on(
-    loop: uringloop.Loop, contexts: Contexts, before: int, size: int, leaves: bool
+    loop: uringloop.Loop, contexts: Contexts, before: int, sizes: list[int], leaves: bool
 ) -> None:
     # Many queued bytes are flushed early, by which a server accepts.
-    sent = [noise(size), b"written while the records were passed on"]
+    sent = [noise(size, size) for size in sizes]
+    last = b"written while the records were passed on"
     left, other = Collector(loop), Collector(loop)
 
     async def talk() -> None:
@@ -232,15 +233,17 @@ def test_callbacks_may_run_while_records_are_passed_on(
                 loop.call_soon(write_both)
             accepted.append(len(accepted))
             if writing:
-                writing.pop().write(sent[1])
+                writing.pop().write(last)
                 if leaves:
                     raise KeyboardInterrupt
             return asyncio.Protocol()
 
         def write_both() -> None:
             plain.write(bytes(before))
+            for data in sent[:-1]:
+                transport.write(data)
             writing.append(transport)
-            transport.write(sent[0])
+            transport.write(sent[-1])
 
         server = await loop.create_server(factory, "127.0.0.1", 0, backlog=200)
         linked = tls_stream(loop, left, contexts, buffer_size=8192)
@@ -252,7 +255,7 @@ def test_callbacks_may_run_while_records_are_passed_on(
                     address = server.sockets[0].getsockname()
                     clients.enter_context(socket.create_connection(address))
                 await until(lambda: len(accepted) == CLIENTS and not writing)
-                expected = b"".join(sent)
+                expected = b"".join([*sent, last])
                 assert await peer.read_exactly(len(expected)) == expected
                 assert transport.get_write_buffer_size() == 0
 

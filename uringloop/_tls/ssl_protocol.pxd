@@ -117,7 +117,7 @@ cdef class SSLProtocol(WriteSource):
     cdef bytes take_held(self)
     cdef int drop_writes(self) except -1
     cdef int release(self) except -1
-    cdef int release_before(self, bytes data) except -1
+    cdef int keep_held(self) except -1
     cdef int write_now(self, bytes data) except -1
     cdef int add_backlog(self, bytes data) except -1
     cdef int write_backlog(self) except -1

@@ -389,9 +389,6 @@ cdef class SSLProtocol:
             return 0
         store_int(&self.app_transport.closed, True)
         self.start_shutdown_timer()
-        if self.app_writing_paused and type(self.app_protocol) is SSLProtocol:
-            # TLS within TLS hands over what it has kept for want of room.
-            self.app_protocol.resume_writing()
         self.begin_flush()
         return self.flush()
 
@@ -405,15 +402,14 @@ cdef class SSLProtocol:
             self.transport._force_close(TimeoutError("SSL shutdown timed out"))
 
     cdef int begin_flush(self) except -1:
-        """Write what is held: nothing may follow close_notify."""
+        """Write what is held, here and by TLS within TLS: nothing may follow close_notify."""
+        cdef object inner = self.app_protocol
         self.enter_state(FLUSHING)
-        try:
-            # This may call pause_writing().
-            self.release()
-        except (KeyboardInterrupt, SystemExit):
-            self.go_on_soon()
-            raise
-        return 0
+        self.keep_held()
+        if type(inner) is SSLProtocol and (<SSLProtocol>inner).records.unsent():
+            self.add_backlog((<SSLProtocol>inner).records.take_out())
+        # This may call pause_writing().
+        return self.write_backlog()
 
     cdef int flush(self) except -1:
         """Deliver what came before the end, then begin to shut down."""
@@ -768,8 +764,8 @@ cdef class SSLProtocol:
         if not PyBytes_GET_SIZE(data):
             return 0
         if self.held_size and self.held_size + PyBytes_GET_SIZE(data) > RECORD_MAX:
-            # This may call pause_writing(), and change the state.
-            self.release_before(data)
+            # To send may run other callbacks, which write: *data* comes before that.
+            self.keep_held()
         if self.state == HANDSHAKE:
             return self.add_backlog(data)
         if self.state < TELLING or self.state > OPEN:
@@ -823,20 +819,17 @@ cdef class SSLProtocol:
         self.backlog_size = self.backlog_done = 0
         return 0
 
-    cdef int release(self) except -1:
-        """Write the held writes at once, not at the end of the turn."""
-        cdef bytes data = self.take_held()
-        if data is not None:
-            self.write_now(data)
+    cdef int keep_held(self) except -1:
+        """Move the held writes to the backlog, before what follows."""
+        if self.held_size:
+            self.add_backlog(self.take_held())
         return 0
 
-    cdef int release_before(self, bytes data) except -1:
-        """Write the held writes; if that raises KeyboardInterrupt, write *data*, too."""
-        try:
-            self.release()
-        except (KeyboardInterrupt, SystemExit):
-            self.write(data)
-            raise
+    cdef int release(self) except -1:
+        """Write the held writes at once, not at the end of the turn."""
+        if self.held_size:
+            self.keep_held()
+            self.write_backlog()
         return 0
 
     cdef bytes take_records(self):
@@ -846,20 +839,15 @@ cdef class SSLProtocol:
         cdef Py_ssize_t done
         if data is None:
             return None
-        if not self.writing_paused and self.writer is not None:
-            try:
-                records = self.records.encrypt_out(self.loop, data, &done)
-            except BaseException as exc:
-                self.fail_writing(exc)
-                return None
-            if done == PyBytes_GET_SIZE(data):
-                return records
+        try:
+            records = self.records.encrypt_out(self.loop, data, &done)
+        except BaseException as exc:
+            self.fail_writing(exc)
+            return None
+        if done < PyBytes_GET_SIZE(data):
             # OpenSSL wants to read first.
             self.add_backlog(data[done:])
-            self.pass_on([records])
-            return None
-        self.write_now(data)
-        return None
+        return records or None
 
     cdef int write_now(self, bytes data) except -1:
         """Encrypt *data* and send the records, or keep it while the transport is full."""
@@ -881,15 +869,16 @@ cdef class SSLProtocol:
             while (self.backlog and (not self.writing_paused or self.state == FLUSHING)
                     and self.write_some()):
                 if self.writer is not None and self.writer.loses_writes():
-                    self.drop_writes()
+                    # connection_lost() follows.
+                    return self.drop_writes()
             self.pass_records()
+            return self.control_writing()
         except (KeyboardInterrupt, SystemExit):
             # The next run sends what is left.
             self.go_on_soon()
             raise
         except Exception as exc:
-            self.fail_writing(exc)
-        return self.control_writing() if self.state != ENDED else 0
+            return self.fail_writing(exc)
 
     cdef bint write_some(self) except -1:
         """Encrypt some of what waits and send it; return whether OpenSSL has taken any.
@@ -1009,13 +998,8 @@ cdef class SSLProtocol:
 
     cdef int pass_records(self) except -1:
         """Pass the records that OpenSSL has produced to the transport, unless it is full."""
-        cdef WriteTransport writer = self.writer
-        cdef object transport = self.transport
-        if not self.writing_paused and transport is not None and self.records.unsent():
-            if writer is not None:
-                writer.put(self.records.take_out())
-            else:
-                transport.write(self.records.take_out())
+        if not self.writing_paused and self.transport is not None and self.records.unsent():
+            self.pass_on([self.records.take_out()])
         return 0
 
     # ── flow control of the program's writes ─────────────────────────────────────────────────
@@ -1031,7 +1015,7 @@ cdef class SSLProtocol:
 
     cdef int tell_writing(self) except -1:
         cdef Py_ssize_t size = self.unsent()
-        if self.app_protocol is None:
+        if self.app_protocol is None or self.state == ENDED:
             return 0
         if size >= self.writing_stops and not self.app_writing_paused:
             store_int(&self.app_writing_paused, True)
