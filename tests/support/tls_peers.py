@@ -98,6 +98,11 @@ class Peer:
         with pytest.raises(ssl.SSLError):
             self.tls.read()
 
+    def notify(self) -> None:
+        """Prepare close_notify; the other end has not sent its own."""
+        with pytest.raises(ssl.SSLWantReadError):
+            self.tls.unwrap()
+
     async def flush(self) -> None:
         """Send all pending bytes of the TLS protocol."""
         await self.loop.sock_sendall(self.sock, self.outgoing.read())
