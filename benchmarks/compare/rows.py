@@ -120,7 +120,7 @@ def of_tls(
     return Row(f"tls-{name}", goal, method, figure, unit, layers=TLS_LAYERS, remark=remark)
 
 
-RESUMED = "clients of other loops resume no sessions"
+RESUMED = "clients of other loops and transports resume no sessions"
 
 
 def idle(clients: int, goal: float | None) -> Row:

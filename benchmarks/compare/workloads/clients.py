@@ -24,6 +24,7 @@ _VALUE = b"v" * 100
 # The requests of one measurement, and the connections over TLS.
 COUNT = 10_000
 HANDSHAKES = 1000
+UNABLE = "clients of other loops and transports resume no sessions"
 
 
 @contextlib.asynccontextmanager
@@ -87,24 +88,30 @@ class _Once(asyncio.Protocol):
             self.done.set_exception(exc)
 
 
+def _is_ours(each: object) -> bool:
+    return type(each).__module__.partition(".")[0] == "uringloop"
+
+
 async def _handshakes(host: str, port: int, context: ssl.SSLContext, *, resuming: bool) -> Program:
     loop = asyncio.get_running_loop()
 
-    async def connect() -> bool:
+    async def connect() -> asyncio.Transport:
         transport, once = await loop.create_connection(
             _Once, host, port, ssl=context, server_hostname="localhost"
         )
         await once.done
-        resumed: bool = transport.get_extra_info("ssl_object").session_reused
-        return resumed
+        return transport
 
     async def connections(count: int) -> None:
         for _ in range(count):
-            if await connect() != resuming:
+            transport = await connect()
+            if transport.get_extra_info("ssl_object").session_reused != resuming:
                 raise RuntimeError("the handshake is not of the kind that is measured")
 
     # Where sessions are resumed, the first connection has none.
-    await connect()
+    transport = await connect()
+    if resuming and not _is_ours(transport):
+        raise NotImplementedError(UNABLE)
     return Program(connections, HANDSHAKES)
 
 
@@ -123,8 +130,8 @@ async def full_handshakes(host: str, port: int) -> AsyncIterator[Program]:
 async def resumed_handshakes(host: str, port: int) -> AsyncIterator[Program]:
     """Connections over TLS, each with the session of the one before."""
     loop = asyncio.get_running_loop()
-    if type(loop).__module__.partition(".")[0] != "uringloop":
-        raise NotImplementedError("clients of asyncio resume no sessions")
+    if not _is_ours(loop):
+        raise NotImplementedError(UNABLE)
     from uringloop import tls
 
     context = _trusting(host, port)
