@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.nesting import DEPTH, nestable_loop
 from support.protocols import Echo
-from support.roles import narrow_pair, nothing_comes, until
+from support.roles import narrow_pair, nothing_comes, record_handler_calls, until
 from support.sockets import tcp_pair, unix_pair
 from support.tls_contexts import client_context, server_context
 from support.tls_peers import Peer
@@ -410,6 +410,25 @@ def test_streams_over_tls_can_nest(loop: uringloop.Loop) -> None:
 
     address: list[Any] = []
     assert loop.run_until_complete(main()) == 11
+
+
+def test_an_error_of_connection_made_reaches_the_caller(loop: uringloop.Loop) -> None:
+    class Failing(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            raise ZeroDivisionError
+
+    async def connect() -> None:
+        server = await loop.create_server(Echo, "127.0.0.1", 0, ssl=server_context())
+        async with server:
+            address = server.sockets[0].getsockname()
+            with pytest.raises(ZeroDivisionError):
+                await loop.create_connection(
+                    Failing, *address, ssl=client_context(), server_hostname="localhost"
+                )
+
+    handler_calls = record_handler_calls(loop)
+    loop.run_until_complete(connect())
+    assert len(handler_calls) == 1
 
 
 def test_a_nested_run_receives_from_the_same_tls_connection(loop: uringloop.Loop) -> None:

@@ -48,6 +48,7 @@ from uringloop._transport.asyncio_reader cimport append_to_reader, appends_to_re
 from uringloop._transport.compiled_protocol cimport CompiledProtocol, is_compiled
 from uringloop._transport.transport cimport Transport
 from uringloop._transport.write_transport cimport WriteTransport
+from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore, is_elsewhere
 
 from uringloop._transport.asyncio_reader import retrieve_closed
@@ -301,6 +302,7 @@ cdef class SSLProtocol:
 
     cdef int complete_handshake(self) except -1:
         cdef object sslobj = self.records.sslobj
+        cdef Handle going_on = None
         try:
             peercert = sslobj.getpeercert()
         except Exception as exc:
@@ -317,12 +319,17 @@ cdef class SSLProtocol:
         self.enter_state(TELLING)
         if self.loop.nestable:
             # A run within connection_made() goes on.
-            self.loop.schedule(self._begin_first_read, (), self.context)
+            going_on = self.loop.schedule(self._begin_first_read, (), self.context)
         try:
             self.tell_connected()
         except (KeyboardInterrupt, SystemExit):
             # The next run goes on.
             self._begin_first_read()
+            raise
+        except BaseException:
+            # The waiter gets the exception, from connection_lost().
+            if going_on is not None:
+                going_on.cancel()
             raise
         self._begin_first_read()
         return 0
