@@ -103,7 +103,6 @@ cdef class Records:
     cdef bytes take_out(self)
 
 
-cdef Scratch take_scratch(LoopCore loop)
 cdef int give_scratch(LoopCore loop, Scratch scratch) except -1
 cdef Py_ssize_t pending(object bio) except -1
 cdef PyObject *engine_write(object engine, PyObject *data) except? NULL

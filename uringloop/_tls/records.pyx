@@ -164,15 +164,6 @@ cdef class Scratch:
             self.memory.data + offset, <Py_ssize_t>self.memory.length - offset)
 
 
-cdef Scratch take_scratch(LoopCore loop):
-    """Return a Scratch, the caller's until `give_scratch`; None if memory cannot be lent."""
-    cdef object scratch = loop.tls_scratch
-    if not uses(BIO_MEMORY):
-        return None
-    loop.tls_scratch = None
-    return Scratch() if scratch is None else scratch
-
-
 cdef int give_scratch(LoopCore loop, Scratch scratch) except -1:
     loop.tls_scratch = scratch
     return 0
@@ -557,8 +548,15 @@ cdef class Records:
             give_scratch(loop, scratch)
 
     cdef Scratch take_scratch(self, LoopCore loop):
-        """Return a Scratch for `encrypt_to`; None if the records must go to `outgoing`."""
-        return take_scratch(loop) if self.is_stock and not self.unsent() else None
+        """Return a Scratch, the caller's until `give_scratch`.
+
+        None if the records must go to `outgoing`: behind others, or because no memory can be lent.
+        """
+        cdef object scratch = loop.tls_scratch
+        if not uses(BIO_MEMORY) or not self.is_stock or self.unsent():
+            return None
+        loop.tls_scratch = None
+        return Scratch() if scratch is None else scratch
 
     cdef Py_ssize_t unsent(self) except -1:
         """Return the number of bytes in `outgoing`."""
