@@ -315,7 +315,7 @@ cdef class SSLProtocol:
             peercert=peercert, cipher=sslobj.cipher(), compression=sslobj.compression(),
             ssl_object=sslobj)
         self.records.learn_overhead()
-        self.awaits_session = self.records.resumes
+        self.awaits_session = self.records.resumes and sslobj.asks_left > 0
         self.enter_state(TELLING)
         if self.loop.nestable:
             # A run within connection_made() goes on.
