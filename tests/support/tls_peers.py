@@ -168,6 +168,18 @@ async def last_flight(peer: Peer, *after: bytes) -> bytes:
     return flight + peer.outgoing.read()
 
 
+class Below:
+    """A transport that start_tls() takes, although it has no base class of asyncio's."""
+
+    _start_tls_compatible = True
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+
 # ── connections ──────────────────────────────────────────────────────────────────────────────
 
 

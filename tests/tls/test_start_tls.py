@@ -24,7 +24,15 @@ from support.roles import (
 )
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts, stranger_context
-from support.tls_peers import Filler, Peer, ending, no_connections_left, tls_link, tls_stream
+from support.tls_peers import (
+    Below,
+    Filler,
+    Peer,
+    ending,
+    no_connections_left,
+    tls_link,
+    tls_stream,
+)
 from support.virtual_time import Stopwatch
 
 import uringloop
@@ -395,6 +403,24 @@ async def test_wrong_arguments_are_refused(each_loop: Loop, contexts: Contexts) 
         assert transport.get_protocol() is protocol
         peer.send(b"ping")
         assert await read_exactly(each_loop, peer, 4) == b"ping"
+
+
+@on_loop
+async def test_any_transport_that_says_so_turns_to_tls(each_loop: Loop, contexts: Contexts) -> None:
+    left, right = Collector(each_loop), Collector(each_loop)
+    async with link(each_loop, left, right) as (client, server):
+        below: Any = Below(client)
+        near, far = await asyncio.gather(
+            secured(each_loop, below, left, contexts),
+            secured(each_loop, server, right, contexts, server_side=True),
+        )
+        near.write(b"there")
+        far.write(b"back")
+        assert await right.received(5) == b"there"
+        assert await left.received(4) == b"back"
+        near.close()
+        assert await left.lost is None
+        assert await right.lost is None
 
 
 # ── TLS in TLS ───────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from uringloop._cpython import stdlib
 from uringloop._tls.ssl_protocol import SSLProtocol
@@ -147,7 +147,8 @@ async def start(
         )
     if not getattr(transport, "_start_tls_compatible", False):
         raise TypeError(f"transport {transport!r} is not supported by start_tls()")
-    assert isinstance(transport, asyncio.Transport)
+    # Like asyncio's start_tls(): the attribute is enough.
+    transport = cast(asyncio.Transport, transport)
     waiter = loop.create_future()
     secured = wrap(loop, protocol, wanted, waiter, call_connection_made=False)
     # No bytes may be delivered before connection_made().
