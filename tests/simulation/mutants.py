@@ -630,14 +630,26 @@ MUTANTS = (
     Mutant(
         "a handshake of TLS that fails does not become ENDED",
         "_tls/ssl_protocol.pyx",
-        "        self.stop_timer()\n        self.enter_state(ENDED)\n        self.send_records()\n",
-        "        self.stop_timer()\n        self.send_records()\n",
+        "        self.stop_timer()\n        self.enter_state(ENDED)\n",
+        "        self.stop_timer()\n",
     ),
     Mutant(
         "a handshake of TLS that fails sends no alert",
         "_tls/ssl_protocol.pyx",
-        "        self.enter_state(ENDED)\n        self.send_records()\n",
-        "        self.enter_state(ENDED)\n",
+        "        self.enter_state(ENDED)\n        try:\n            self.pass_records()\n",
+        "        self.enter_state(ENDED)\n        try:\n            pass\n",
+    ),
+    Mutant(
+        "a handshake of TLS that fails goes on if its alert ends the run",
+        "_tls/ssl_protocol.pyx",
+        "        finally:\n            self.fail(\n",
+        "        except ValueError:\n            pass\n        else:\n            self.fail(\n",
+    ),
+    Mutant(
+        "TLS does not go on after its records have ended the run",
+        "_tls/ssl_protocol.pyx",
+        "            # The next run goes on.\n            self.go_on_soon()\n",
+        "",
     ),
     Mutant(
         "the end of the stream in a handshake of TLS is no failure",
@@ -684,8 +696,8 @@ MUTANTS = (
     Mutant(
         "a bad record of TLS is not answered by an alert",
         "_tls/ssl_protocol.pyx",
-        "            self.drop_writes()\n            self.pass_records()\n",
-        "            self.drop_writes()\n",
+        "            self.drop_writes()\n            try:\n                self.pass_records()\n",
+        "            self.drop_writes()\n            try:\n                pass\n",
     ),
     Mutant(
         "a handshake of TLS does not time out",

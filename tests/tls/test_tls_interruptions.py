@@ -15,7 +15,7 @@ import signal
 import socket
 import ssl
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -34,7 +34,16 @@ from support.roles import (
 )
 from support.sockets import tcp_pair
 from support.tls_contexts import Contexts, client_context
-from support.tls_peers import Filler, Peer, ending, last_flight, records, tls_link, tls_stream
+from support.tls_peers import (
+    Below,
+    Filler,
+    Peer,
+    ending,
+    last_flight,
+    records,
+    tls_link,
+    tls_stream,
+)
 
 import uringloop
 
@@ -66,6 +75,88 @@ def test_the_end_follows_first_bytes_that_ended_the_run(
             async with ending(transport):
                 assert await right.lost is None
                 assert right.data == b"early bird"
+
+    assert runs(loop, talk(), leaving) == 1
+
+
+@contextlib.asynccontextmanager
+async def leaving_below(
+    loop: Loop, right: Collector, contexts: Contexts, leaving: type[BaseException]
+) -> AsyncIterator[tuple[asyncio.Transport, Peer]]:
+    """Connect *right* to a peer over TLS; the next write to the transport below ends the run."""
+    ours, theirs = tcp_pair()
+    with theirs:
+        peer = Peer(loop, theirs, contexts.client)
+        plain, _ = await loop.connect_accepted_socket(lambda: right, ours)
+        below: Any = Below(plain)
+        async with ending(plain):
+            starting = loop.start_tls(
+                below, right, contexts.server, server_side=True, ssl_shutdown_timeout=60
+            )
+            transport, _ = await asyncio.gather(starting, peer.handshake())
+            assert transport is not None
+            leave_in(below, "write", leaving)
+            yield transport, peer
+
+
+@LEAVING
+def test_a_refused_handshake_ends_after_the_alert_ended_the_run(
+    loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException]
+) -> None:
+    async def talk() -> None:
+        ours, theirs = tcp_pair()
+        with theirs:
+            right = Collector(loop)
+            plain, _ = await loop.connect_accepted_socket(lambda: right, ours)
+            below: Any = Below(plain)
+            leave_in(below, "write", leaving)
+            starting = loop.start_tls(below, right, contexts.server, server_side=True)
+            handshake = loop.create_task(starting)
+            await loop.sock_sendall(theirs, b"\x16\x03\x01\x00\x05hello")
+            with pytest.raises(ssl.SSLError):
+                await handshake
+            assert (await loop.sock_recv(theirs, 100)).startswith(b"\x15\x03")
+            assert not await loop.sock_recv(theirs, 100)
+
+    assert runs(loop, talk(), leaving) == 1
+
+
+@LEAVING
+def test_a_bad_record_ends_the_connection_after_the_alert_ended_the_run(
+    loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException]
+) -> None:
+    right = Collector(loop)
+
+    async def talk() -> None:
+        async with leaving_below(loop, right, contexts, leaving) as (_, peer):
+            await loop.sock_sendall(peer.sock, b"\x17\x03\x03\x01\x00" + bytes(256))
+            assert isinstance(await right.lost, ssl.SSLError)
+            with pytest.raises(ssl.SSLError, match="BAD_RECORD_MAC"):
+                await peer.read()
+
+    assert runs(loop, talk(), leaving) == 1
+
+
+@LEAVING
+@pytest.mark.parametrize("first", ["us", "peer"])
+def test_the_connection_ends_after_close_notify_ended_the_run(
+    loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException], first: str
+) -> None:
+    right = Collector(loop)
+
+    async def talk() -> None:
+        async with leaving_below(loop, right, contexts, leaving) as (transport, peer):
+            transport.pause_reading()
+            if first == "peer":
+                peer.notify()
+                await peer.flush()
+                await turns(20)
+            # A callback, because the write raises within it.
+            loop.call_soon(transport.close)
+            assert await peer.read_to_end() == b""
+            await peer.close()
+            assert await right.lost is None
+            assert right.calls == ["connection_made", "eof_received", "connection_lost"]
 
     assert runs(loop, talk(), leaving) == 1
 

@@ -353,11 +353,14 @@ cdef class SSLProtocol:
         cdef bint is_refusal = isinstance(exc, ssl.CertificateError)
         self.stop_timer()
         self.enter_state(ENDED)
-        self.send_records()
-        self.fail(
-            exc, "SSL handshake failed on verifying the certificate" if is_refusal
-            else "SSL handshake failed")
-        return self.wake_waiter(exc)
+        try:
+            self.pass_records()
+        finally:
+            self.fail(
+                exc, "SSL handshake failed on verifying the certificate" if is_refusal
+                else "SSL handshake failed")
+            self.wake_waiter(exc)
+        return 0
 
     cdef int wake_waiter(self, object exc) except -1:
         cdef object waiter = self.waiter
@@ -671,7 +674,11 @@ cdef class SSLProtocol:
             # The peer learns the reason by an alert, the last record that OpenSSL writes.
             # Nobody may take the dropped writes for sent ones: no resume_writing().
             self.drop_writes()
-            self.pass_records()
+            try:
+                self.pass_records()
+            finally:
+                self.fail(exc, FAILED)
+            return 0
         return self.fail(exc, FAILED)
 
     cdef int read_pending(self) except -1:
@@ -1000,8 +1007,13 @@ cdef class SSLProtocol:
 
     cdef int send_records(self) except -1:
         """Pass on the records that OpenSSL has produced, and control the program's writing."""
-        self.pass_records()
-        return self.control_writing()
+        try:
+            self.pass_records()
+            return self.control_writing()
+        except (KeyboardInterrupt, SystemExit):
+            # The next run goes on.
+            self.go_on_soon()
+            raise
 
     cdef int pass_records(self) except -1:
         """Pass the records that OpenSSL has produced to the transport, unless it is full."""
