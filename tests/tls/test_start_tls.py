@@ -445,20 +445,42 @@ async def test_tls_inside_tls_works(each_loop: Loop, contexts: Contexts) -> None
         assert await right.lost is None
 
 
+@pytest.mark.parametrize("size", [40_000, PLENTY])
 @on_loop
 async def test_the_end_of_the_outer_tls_follows_the_bytes_of_the_inner(
-    loop: uringloop.Loop, contexts: Contexts
+    loop: uringloop.Loop, contexts: Contexts, size: int
 ) -> None:
     # asyncio drops what does not fit the buffer.
-    data = noise(40_000)
-    left, right = Collector(loop), Filler(loop, 10)
-    async with tls_link(loop, left, Collector(loop), contexts) as (outer_left, outer_right):
+    data = noise(size)
+    left, right = Collector(loop), Filler(loop, size // 4000)
+    linked = tls_link(loop, left, Collector(loop), contexts, buffer_size=NARROW)
+    async with linked as (outer_left, outer_right):
         client, _ = await asyncio.gather(
             secured(loop, outer_left, left, contexts),
             secured(loop, outer_right, right, contexts, server_side=True),
         )
         client.write(data)
         outer_left.close()
+        assert await right.lost is None
+        assert right.data == data
+
+
+@on_loop
+async def test_the_end_of_the_outermost_tls_follows_the_bytes_of_the_innermost(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    data = noise(PLENTY)
+    left, right = Collector(loop), Collector(loop)
+    linked = tls_link(loop, left, right, contexts, buffer_size=NARROW)
+    async with linked as (outermost, other):
+        near, far = outermost, other
+        for _ in range(2):
+            near, far = await asyncio.gather(
+                secured(loop, near, left, contexts),
+                secured(loop, far, right, contexts, server_side=True),
+            )
+        near.write(data)
+        outermost.close()
         assert await right.lost is None
         assert right.data == data
 

@@ -87,6 +87,8 @@ cdef class SSLProtocol(WriteSource):
     cdef int begin_shutdown(self) except -1
     cdef int start_shutdown_timer(self) except -1
     cdef int begin_flush(self) except -1
+    cdef int take_over_inner(self) except -1
+    cdef bytes last_records(self)
     cdef int flush(self) except -1
     cdef bint has_unread_end(self) except -1
     cdef int do_shutdown(self) except -1

@@ -412,14 +412,33 @@ cdef class SSLProtocol:
             self.transport._force_close(TimeoutError("SSL shutdown timed out"))
 
     cdef int begin_flush(self) except -1:
-        """Write what is held, here and by TLS within TLS: nothing may follow close_notify."""
-        cdef object inner = self.app_protocol
+        """Write what waits, here and in TLS within TLS: nothing may follow close_notify."""
         self.enter_state(FLUSHING)
         self.keep_held()
-        if type(inner) is SSLProtocol and (<SSLProtocol>inner).records.unsent():
-            self.add_backlog((<SSLProtocol>inner).records.take_out())
-        # This may call pause_writing().
-        return self.write_backlog()
+        self.take_over_inner()
+        # TLS within TLS may have failed, which ends this connection; the program is told to pause.
+        return self.write_backlog() if self.state == FLUSHING else 0
+
+    cdef int take_over_inner(self) except -1:
+        """Move to the backlog what TLS within TLS has not sent."""
+        cdef object inner = self.app_protocol
+        cdef bytes data
+        if type(inner) is SSLProtocol:
+            data = (<SSLProtocol>inner).last_records()
+            if data:
+                self.add_backlog(data)
+        return 0
+
+    cdef bytes last_records(self):
+        """Return the records of all that waits: the connection below is about to end."""
+        if TELLING <= self.state <= FLUSHING:
+            self.take_over_inner()
+            try:
+                while self.backlog and self.encrypt_first(None):
+                    pass
+            except Exception as exc:
+                self.fail_writing(exc)
+        return self.records.take_out()
 
     cdef int flush(self) except -1:
         """Deliver what came before the end, then begin to shut down."""
