@@ -337,6 +337,28 @@ async def test_a_program_may_close_before_the_first_bytes(
             assert not right.data
 
 
+@on_loop
+async def test_close_resumes_the_writer_when_little_is_left(
+    each_loop: Loop, contexts: Contexts
+) -> None:
+    left = Collector(each_loop)
+    async with tls_stream(each_loop, left, contexts, buffer_size=4096) as (transport, peer):
+        data = noise(2_000_000)
+        transport.write(data)
+        transport.write(data)
+        transport.close()
+        assert left.calls == ["connection_made", "pause_writing"]
+        begun = b""
+        while len(begun) < 1_000_000:
+            begun += await peer.read()
+        await turns(20)
+        assert left.calls == ["connection_made", "pause_writing"]
+        assert begun + await peer.read_to_end() == data + data
+        assert left.calls[-1] == "resume_writing"
+        await peer.close()
+        assert await asyncio.wait_for(left.lost, 5) is None
+
+
 # ── where asyncio waits for ever, or fails ───────────────────────────────────────────────────
 
 

@@ -1058,7 +1058,10 @@ cdef class SSLProtocol:
         if size >= self.writing_stops and not self.app_writing_paused:
             store_int(&self.app_writing_paused, True)
             self.call_flow_control("pause_writing")
-        elif size <= self.write_low_water and self.app_writing_paused:
+        elif (size <= self.write_low_water and self.app_writing_paused
+                and not (self.writing_paused and self.state >= FLUSHING)):
+            # When a connection is closed, all its records are passed on as soon as there is room
+            # for any: then it counts whether they are sent.
             store_int(&self.app_writing_paused, False)
             self.call_flow_control("resume_writing")
         return 0
