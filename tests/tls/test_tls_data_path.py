@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from typing import Any
 from unittest import mock
 
+import pytest
 from support.protocols import Collector
 from support.roles import Loop, noise, on_loop, record_handler_calls, until
 from support.tls_contexts import Contexts
@@ -29,6 +31,36 @@ async def test_messages_of_every_size_arrive_whole(each_loop: Loop, contexts: Co
             assert (await collector.received(total))[-size:] == noise(size, size)
             transport.write(noise(size, size))
             assert await peer.read_exactly(size) == noise(size, size)
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("size", [10_000, 1_000_000])
+def test_the_program_may_receive_from_a_socket_in_data_received(
+    loop: uringloop.Loop, contexts: Contexts, size: int, debug: bool
+) -> None:
+    class Receiving(Collector):
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            far.send(bytes(100_000))
+            receiving = loop.sock_recv(near, 200_000)
+            # It does not wait: this is what a task with an eager start does.
+            with pytest.raises(StopIteration):
+                receiving.send(None)
+
+    @on_loop
+    async def check(loop: uringloop.Loop) -> None:
+        collector = Receiving(loop)
+        async with tls_stream(loop, collector, contexts) as (_, peer):
+            for _ in range(3):
+                collector.data.clear()
+                await asyncio.gather(peer.send(noise(size)), collector.received(size))
+                assert collector.data == noise(size)
+
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        loop.set_debug(debug)
+        check(loop=loop)
 
 
 @on_loop

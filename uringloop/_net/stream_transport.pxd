@@ -26,7 +26,6 @@ cdef class StreamTransport(WriteTransport):
     cdef LocalEnd local_end         # None for every other connection
     cdef sockaddr_in6 peer          # or a sockaddr_in, or zeroes
 
-    cdef bint prepare_pool(self) except -1
     cdef bint prepare_multishot(self) except -1
     cdef int watch_end(self) except -1
     cdef int on_end(self, int res) except -1
@@ -38,6 +37,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int leave_large(self) except -1
     cdef int recv_once(self) except -1
     cdef int recv_by_copy(self) except? -1
+    cdef int deliver_scratch(self, const char *memory, int size) except -1
     cdef int on_poll(self, int res) except -1
     cdef int recv_available(self) except -1
     cdef int end_reading_by(self, int size) except -1

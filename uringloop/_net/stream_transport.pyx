@@ -238,7 +238,11 @@ cdef class StreamTransport(WriteTransport):
 
     cdef bint prepare_multishot(self) except -1:
         """Prepare the pool, and watch for the end; return False if polls must go on."""
-        if not self.prepare_pool():
+        try:
+            if not self.loop.pool.prepare():
+                return False
+        except OSError:
+            # The system has no memory for the buffers.
             return False
         if not self.loop.ring.misses_ends():
             return True
@@ -253,14 +257,6 @@ cdef class StreamTransport(WriteTransport):
         # then reports most ends itself.
         self.watch_end()
         return True
-
-    cdef bint prepare_pool(self) except -1:
-        """Prepare the pool's buffers; return False if that is impossible now."""
-        try:
-            return self.loop.pool.prepare()
-        except OSError:
-            # The system has no memory for them.
-            return False
 
     cdef int watch_end(self) except -1:
         """Poll for the peer's end, beside a multishot receive that may miss it."""
@@ -315,20 +311,18 @@ cdef class StreamTransport(WriteTransport):
         """Receive into the loop's memory, and deliver a copy of what has come."""
         cdef char *memory = self.loop.scratch_memory()
         cdef int size = uring_receive(self.fd, memory, SCRATCH_SIZE)
-        cdef bytes data
-        if size <= 0:
-            return size
-        self.count_polled(size)
-        if self.kind == TLS:
-            # The records stay in use while the program's code runs, and that code may need the
-            # loop's memory.
-            data = self.loop.freelist.copy(memory, size)
-        else:
-            data = deliver_or_copy(self, memory, size)
+        if size > 0:
+            self.count_polled(size)
+            self.deliver_scratch(memory, size)
+        return size
+
+    cdef int deliver_scratch(self, const char *memory, int size) except -1:
+        """Deliver bytes from the loop's memory, which the program's code may use again."""
+        cdef bytes data = deliver_or_copy(self, memory, size)
         if data is not None:
             deliver(self, data)
             self.loop.freelist.offer(data)
-        return size
+        return 0
 
     cdef int count_polled(self, int size) except -1:
         """Count the *size* bytes of a receive after a poll."""
@@ -427,22 +421,15 @@ cdef class StreamTransport(WriteTransport):
         """Call recv(2) and deliver; return the number of bytes, 0 for EOF, or -errno."""
         cdef char *memory
         cdef int size
-        cdef bytes data
         if self.kind == BUFFERED:
             return self.recv_into_buffer(left)
-        if self.kind == STREAM_READER:
-            # The reader copies the bytes at once.
-            memory = self.loop.scratch_memory()
-            size = self.recv_some(memory, SCRATCH_SIZE, left)
-        elif self.kind == TLS and self.prepare_pool():
-            memory = self.loop.pool.spare()
-            size = self.recv_some(memory, self.loop.pool.size, left)
-        else:
+        if self.kind != STREAM_READER and self.kind != TLS:
             return self.recv_bytes(left)
+        # The reader copies the bytes, and TLS decrypts them, before the program's code runs.
+        memory = self.loop.scratch_memory()
+        size = self.recv_some(memory, SCRATCH_SIZE, left)
         if size > 0:
-            data = deliver_or_copy(self, memory, size)
-            if data is not None:
-                deliver(self, data)
+            self.deliver_scratch(memory, size)
         return size
 
     cdef int recv_bytes(self, int *left) except? -1:

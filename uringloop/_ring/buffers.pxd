@@ -18,7 +18,7 @@ cdef enum:
 cdef class BufferPool:
     cdef Ring ring
     cdef io_uring_buf_ring *entries   # shared with the kernel; unmapped by close()
-    cdef char *memory                 # `capacity` buffers and a spare one; unmapped by close()
+    cdef char *memory                 # `capacity` buffers; unmapped by close()
     cdef int group                    # buffer group ID
     cdef unsigned int size            # bytes per buffer
     cdef int at_start                 # buffers to publish initially, if memory has room for them
@@ -36,7 +36,6 @@ cdef class BufferPool:
     cdef char *take(self, unsigned int flags, int size) noexcept
     cdef int give_back(self, unsigned int flags) except -1
     cdef void refuse(self, unsigned int flags) noexcept
-    cdef char *spare(self) noexcept
     cdef void grow(self) noexcept
     cdef void close(self) noexcept
     cdef bint _register(self) except -1

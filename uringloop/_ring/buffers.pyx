@@ -112,8 +112,8 @@ cdef class BufferPool:
         return 0
 
     cdef size_t _mapped(self) noexcept:
-        """Return the size of the memory: the buffers, and the spare one, which is not published."""
-        return <size_t>(self.capacity + 1) * self.size
+        """Return the size of the buffers."""
+        return <size_t>self.capacity * self.size
 
     cdef void _publish(self) noexcept:
         uring_give_buffer(
@@ -139,10 +139,6 @@ cdef class BufferPool:
         cdef unsigned int number = flags >> IORING_CQE_BUFFER_SHIFT
         uring_give_buffer(
             self.entries, BUFFERS_MAX, self.memory + <size_t>number * self.size, self.size, number)
-
-    cdef char *spare(self) noexcept:
-        """Return the spare buffer, for the loop's own receives, once `prepare` has succeeded."""
-        return self.memory + self.capacity * <size_t>self.size
 
     cdef void grow(self) noexcept:
         """Double the published buffers, after the kernel found none, while messages are small."""
