@@ -672,8 +672,8 @@ MUTANTS = (
     Mutant(
         "an aborted TLS does not become ENDED",
         "_tls/ssl_protocol.pyx",
-        "        self.enter_state(ENDED)\n        try:\n",
-        "        try:\n",
+        "        self.enter_state(ENDED)\n        try:\n            self.release()\n",
+        "        try:\n            self.release()\n",
     ),
     Mutant(
         "an abort of TLS does not reach the transport below",

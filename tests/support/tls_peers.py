@@ -176,7 +176,7 @@ class Below:
     def __init__(self, transport: asyncio.Transport) -> None:
         self.transport = transport
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self.transport, name)
 
 
