@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from uringloop._cpython import stdlib
 from uringloop._tls.ssl_protocol import SSLProtocol
@@ -136,19 +136,20 @@ def server_factory(
 
 async def start(
     loop: BaseLoop,
-    transport: asyncio.BaseTransport,
+    transport: Any,
     protocol: asyncio.BaseProtocol,
     wanted: Options,
 ) -> asyncio.Transport:
-    """Put TLS between *transport* and *protocol*, which are connected already."""
+    """Put TLS between *transport* and *protocol*, which are connected already.
+
+    As in asyncio, any object will do whose attribute says so.
+    """
     if not isinstance(wanted.context, ssl.SSLContext):
         raise TypeError(
             f"sslcontext is expected to be an instance of ssl.SSLContext, got {wanted.context!r}"
         )
     if not getattr(transport, "_start_tls_compatible", False):
         raise TypeError(f"transport {transport!r} is not supported by start_tls()")
-    # Like asyncio's start_tls(): the attribute is enough.
-    transport = cast(asyncio.Transport, transport)
     waiter = loop.create_future()
     secured = wrap(loop, protocol, wanted, waiter, call_connection_made=False)
     # No bytes may be delivered before connection_made().
