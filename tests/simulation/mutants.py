@@ -797,8 +797,9 @@ MUTANTS = (
         "the shutdown of TLS does not wait for the peer's close_notify",
         "_tls/ssl_protocol.pyx",
         "            return self.send_records()\n        except Exception as exc:\n"
-        "            self.send_records()\n",
-        "            pass\n        except Exception as exc:\n            self.send_records()\n",
+        "            try:\n                self.pass_records()\n",
+        "            pass\n        except Exception as exc:\n"
+        "            try:\n                self.pass_records()\n",
     ),
     Mutant(
         "a cancel that has missed its operation is not repeated",

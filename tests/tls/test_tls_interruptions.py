@@ -122,15 +122,22 @@ def test_a_refused_handshake_ends_after_the_alert_ended_the_run(
 
 
 @LEAVING
+@pytest.mark.parametrize("closed", [False, True])
 def test_a_bad_record_ends_the_connection_after_the_alert_ended_the_run(
-    loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException]
+    loop: uringloop.Loop, contexts: Contexts, leaving: type[BaseException], closed: bool
 ) -> None:
     right = Collector(loop)
 
     async def talk() -> None:
-        async with leaving_below(loop, right, contexts, leaving) as (_, peer):
+        async with leaving_below(loop, right, contexts, leaving) as (transport, peer):
+            if closed:
+                transport.pause_reading()
             await loop.sock_sendall(peer.sock, b"\x17\x03\x03\x01\x00" + bytes(256))
-            assert isinstance(await right.lost, ssl.SSLError)
+            if closed:
+                await turns(20)
+                # A callback, because the write raises within it.
+                loop.call_soon(transport.close)
+            assert "BAD_RECORD_MAC" in str(await right.lost)
             with pytest.raises(ssl.SSLError, match="BAD_RECORD_MAC"):
                 await peer.read()
 

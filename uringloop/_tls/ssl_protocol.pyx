@@ -476,9 +476,12 @@ cdef class SSLProtocol:
         except AGAIN:
             return self.send_records()
         except Exception as exc:
-            self.send_records()
-            self.stop_timer()
-            return self.fail(exc)
+            try:
+                self.pass_records()
+            finally:
+                self.stop_timer()
+                self.fail(exc)
+            return 0
         self.send_records()
         # The timer runs on: a peer that does not read can keep the transport below from its end.
         self.start_shutdown_timer()
