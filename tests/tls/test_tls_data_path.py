@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 from support.protocols import Collector
-from support.roles import Loop, noise, on_loop, record_handler_calls, until
-from support.tls_contexts import Contexts
+from support.roles import Loop, noise, on_loop, record_handler_calls, turns, until
+from support.tls_contexts import Contexts, client_context
 from support.tls_peers import Filler, tls_stream
 
 import uringloop
@@ -61,6 +61,52 @@ def test_the_program_may_receive_from_a_socket_in_data_received(
         near.setblocking(False)
         loop.set_debug(debug)
         check(loop=loop)
+
+
+def test_the_program_may_receive_from_a_socket_within_openssl(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    def receive(*arguments: object) -> None:
+        far.send(bytes(100_000))
+        receiving = loop.sock_recv(near, 200_000)
+        with pytest.raises(StopIteration):
+            receiving.send(None)
+
+    @on_loop
+    async def check(loop: uringloop.Loop) -> None:
+        client = client_context()
+        client._msg_callback = receive  # type: ignore[attr-defined]
+        collector = Collector(loop)
+        both = Contexts(contexts.server, client)
+        async with tls_stream(loop, collector, both) as (_, peer):
+            for _ in range(3):
+                collector.data.clear()
+                await asyncio.gather(peer.send(noise(1_000_000)), collector.received(1_000_000))
+                assert collector.data == noise(1_000_000)
+
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        check(loop=loop)
+
+
+@on_loop
+async def test_a_paused_connection_takes_little_more_than_its_limit(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    collector = Collector(loop)
+    async with tls_stream(loop, collector, contexts) as (transport, peer):
+        # From now on the transport below receives large messages.
+        await asyncio.gather(peer.send(noise(1_000_000)), collector.received(1_000_000))
+        transport.pause_reading()
+        sending = asyncio.create_task(peer.send(noise(1_000_000)))
+        await turns(200)
+        unread = transport.get_read_buffer_size()  # type: ignore[attr-defined]
+        assert 256 * 1024 <= unread < (256 + 64) * 1024
+        collector.data.clear()
+        transport.resume_reading()
+        await asyncio.gather(sending, collector.received(1_000_000))
+        assert collector.data == noise(1_000_000)
 
 
 @on_loop

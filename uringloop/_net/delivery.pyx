@@ -54,11 +54,10 @@ cdef ProtocolKind kind_of(object protocol) except *:
 cdef bytes deliver_or_copy(ReadTransport transport, const char *memory, int size):
     """Deliver *size* bytes from *memory*, or return them as an object for `deliver`.
 
-    In debug mode, or in a nested run of a nestable loop, other code may need *memory* before a
-    protocol with get_buffer() has taken all bytes: then it gets an object, too.
+    If the loop is nestable, a nested run may need *memory* before the protocol returns: then a
+    protocol with get_buffer() gets an object, too.
     """
-    if (transport.kind >= BUFFERED and not transport.loop.nestable
-            and not transport.loop.in_debug_mode()):
+    if transport.kind >= BUFFERED and not transport.loop.nestable:
         deliver_memory(transport, memory, size)
         return None
     if PLAIN < transport.kind < BUFFERED and feed_reader(transport, memory, size):

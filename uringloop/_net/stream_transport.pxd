@@ -37,6 +37,8 @@ cdef class StreamTransport(WriteTransport):
     cdef int leave_large(self) except -1
     cdef int recv_once(self) except -1
     cdef int recv_by_copy(self) except? -1
+    cdef char *loop_memory(self) except NULL
+    cdef int loop_room(self) noexcept
     cdef int deliver_scratch(self, const char *memory, int size) except -1
     cdef int on_poll(self, int res) except -1
     cdef int recv_available(self) except -1

@@ -86,6 +86,7 @@ from uringloop._net.sock_calls cimport family_of
 from uringloop._ring.buffers cimport STREAM_GROUP
 from uringloop._ring.features cimport MULTISHOT_RECV, UNIX_MULTISHOT
 from uringloop._ring.ring cimport Operation, Ring, operation_init
+from uringloop._tls.ssl_protocol cimport SSLProtocol
 from uringloop._transport.read_transport cimport (
     BUFFERED,
     ENDED,
@@ -121,6 +122,8 @@ cdef enum:
     ROOM_MAX = 256 * 1024
     # Bytes received in a row before other connections are served.
     READ_AT_ONCE_MAX = 256 * 1024
+    # Records that TLS keeps go to a BIO, whose memory grows by a third more and does not shrink.
+    KEPT_AT_ONCE_MAX = 64 * 1024
 
 cdef object NAME_EOF_RECEIVED = "eof_received"
 cdef str READ_FAILED = "Fatal read error on socket transport"
@@ -309,15 +312,25 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int recv_by_copy(self) except? -1:
         """Receive into the loop's memory, and deliver a copy of what has come."""
-        cdef char *memory = self.loop.scratch_memory()
-        cdef int size = uring_receive(self.fd, memory, SCRATCH_SIZE)
+        cdef char *memory = self.loop_memory()
+        cdef int size = uring_receive(self.fd, memory, self.loop_room())
         if size > 0:
             self.count_polled(size)
             self.deliver_scratch(memory, size)
         return size
 
+    cdef char *loop_memory(self) except NULL:
+        """Return the memory of the loop for this receiver."""
+        return self.loop.tls_memory() if self.kind == TLS else self.loop.scratch_memory()
+
+    cdef int loop_room(self) noexcept:
+        """Return how many bytes this receiver takes from the loop's memory at once."""
+        if self.kind == TLS and (<SSLProtocol>self.protocol).keeps_records():
+            return KEPT_AT_ONCE_MAX
+        return SCRATCH_SIZE
+
     cdef int deliver_scratch(self, const char *memory, int size) except -1:
-        """Deliver bytes from the loop's memory, which the program's code may use again."""
+        """Deliver bytes from the loop's memory, or a copy of them."""
         cdef bytes data = deliver_or_copy(self, memory, size)
         if data is not None:
             deliver(self, data)
@@ -425,9 +438,8 @@ cdef class StreamTransport(WriteTransport):
             return self.recv_into_buffer(left)
         if self.kind != STREAM_READER and self.kind != TLS:
             return self.recv_bytes(left)
-        # The reader copies the bytes, and TLS decrypts them, before the program's code runs.
-        memory = self.loop.scratch_memory()
-        size = self.recv_some(memory, SCRATCH_SIZE, left)
+        memory = self.loop_memory()
+        size = self.recv_some(memory, self.loop_room(), left)
         if size > 0:
             self.deliver_scratch(memory, size)
         return size

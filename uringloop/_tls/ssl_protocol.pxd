@@ -97,6 +97,7 @@ cdef class SSLProtocol(WriteSource):
     cdef bint end_received(self) except -1
     cdef int receive(self, const char *data, Py_ssize_t size) except -1
     cdef int go_on_received(self) except -1
+    cdef bint keeps_records(self) noexcept
     cdef int go_on_soon(self) except -1
     cdef int fail_callback(self, object exc) except -1
     cdef int read_first(self) except -1

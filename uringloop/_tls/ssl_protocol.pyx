@@ -614,7 +614,7 @@ cdef class SSLProtocol:
             # A run within eof_received(): nothing counts behind close_notify, or an error.
             return 0
         try:
-            if self.app_reading_paused or self.app_is_buffered:
+            if self.keeps_records():
                 self.records.take_in_all(data, size)
                 self.read_pending()
             else:
@@ -628,6 +628,10 @@ cdef class SSLProtocol:
         if self.awaits_session:
             self.awaits_session = self.records.sslobj.keep_session()
         return 0
+
+    cdef bint keeps_records(self) noexcept:
+        """Return whether records are not decrypted where they were received, but kept first."""
+        return self.state != OPEN or self.app_reading_paused or self.app_is_buffered
 
     cdef int go_on_soon(self) except -1:
         """Continue in a callback as the state demands then."""

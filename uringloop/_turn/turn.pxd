@@ -83,7 +83,9 @@ cdef class LoopCore:
     # all would cost one more load for each message.
     cdef FreeList freelist      # of bytes objects
     cdef SenderCache senders    # of datagrams
-    cdef char *scratch          # SCRATCH_SIZE bytes; NULL before first need, freed with the loop
+    # Memory of SCRATCH_SIZE bytes each; NULL before first need, freed with the loop.
+    cdef char *scratch          # whoever fills it copies the bytes at once
+    cdef char *tls_received     # TLS decrypts from it; OpenSSL may run the program's code meanwhile
     cdef object tls_scratch     # memory for TLS records that is not in use; None before the first
     # Of TurnUser, flushed at the end of the turn. While flush_all() runs, the items before
     # flush_next have been flushed; the next flush_left items belong to this turn. A run nested in
@@ -173,8 +175,13 @@ cdef class LoopCore:
     cdef int put(self, Handle handle) except -1
     cdef inline char *scratch_memory(self) except NULL:
         """Return SCRATCH_SIZE bytes, which a system call fills and the caller copies at once."""
-        return self.scratch if self.scratch != NULL else self.allocate_scratch()
-    cdef char *allocate_scratch(self) except NULL
+        return self.scratch if self.scratch != NULL else self.allocate(&self.scratch)
+    cdef inline char *tls_memory(self) except NULL:
+        """Return SCRATCH_SIZE bytes for the receives of TLS."""
+        if self.tls_received == NULL:
+            self.allocate(&self.tls_received)
+        return self.tls_received
+    cdef char *allocate(self, char **memory) except NULL
     cdef int run_turns(self) except -1
     cdef int run_turn(self) except -1
     cdef int collect(self, bint held_back) except -1

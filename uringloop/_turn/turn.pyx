@@ -177,6 +177,7 @@ cdef class LoopCore:
         if self.waker is not None and self.waker.fd >= 0:
             close(self.waker.fd)
         PyMem_Free(self.scratch)
+        PyMem_Free(self.tls_received)
 
     # ── scheduling ───────────────────────────────────────────────────────────────────────────
 
@@ -559,11 +560,11 @@ cdef class LoopCore:
             drop_front(self.deliveries, &self.delivered)
         return 0
 
-    cdef char *allocate_scratch(self) except NULL:
-        self.scratch = <char*>PyMem_Malloc(SCRATCH_SIZE)
-        if self.scratch == NULL:
+    cdef char *allocate(self, char **memory) except NULL:
+        memory[0] = <char*>PyMem_Malloc(SCRATCH_SIZE)
+        if memory[0] == NULL:
             raise MemoryError
-        return self.scratch
+        return memory[0]
 
     cdef int flush_early(self) except -1:
         """Submit sends in mid-turn: an enter costs less than dozens of live large messages."""
