@@ -395,8 +395,8 @@ def test_datagrams_are_received_without_memory_for_receive_buffers() -> None:
         async def main():
             with open("/proc/self/statm") as statm:
                 used = int(statm.read().split()[0]) * resource.getpagesize()
-            # One buffer and a spare one take 136 KiB.
-            resource.setrlimit(resource.RLIMIT_AS, (used + 100 * 1024,) * 2)
+            # One buffer takes 68 KiB.
+            resource.setrlimit(resource.RLIMIT_AS, (used + 64 * 1024,) * 2)
             loop = asyncio.get_running_loop()
             received = asyncio.Queue()
 
