@@ -640,18 +640,6 @@ MUTANTS = (
         "        self.enter_state(ENDED)\n        try:\n            pass\n",
     ),
     Mutant(
-        "a handshake of TLS that fails goes on if its alert ends the run",
-        "_tls/ssl_protocol.pyx",
-        "        finally:\n            self.fail(\n",
-        "        except ValueError:\n            pass\n        else:\n            self.fail(\n",
-    ),
-    Mutant(
-        "TLS does not go on after its records have ended the run",
-        "_tls/ssl_protocol.pyx",
-        "            # The next run goes on.\n            self.go_on_soon()\n",
-        "",
-    ),
-    Mutant(
         "the end of the stream in a handshake of TLS is no failure",
         "_tls/ssl_protocol.pyx",
         "            self.fail_handshake(ConnectionResetError())\n",
