@@ -764,18 +764,6 @@ MUTANTS = (
         "not self.writing_paused",
     ),
     Mutant(
-        "TLS within TLS keeps what waits when the outer connection ends",
-        "_tls/ssl_protocol.pyx",
-        "                while self.backlog and self.encrypt_first(None):\n",
-        "                while False:\n",
-    ),
-    Mutant(
-        "a closed connection of TLS resumes its writer before its records are sent",
-        "_tls/ssl_protocol.pyx",
-        "                and not (self.writing_paused and self.state >= FLUSHING)):\n",
-        "                ):\n",
-    ),
-    Mutant(
         "TLS writes the beginning of what waits again",
         "_tls/ssl_protocol.pyx",
         "        self.backlog_done += count\n",
