@@ -33,6 +33,14 @@ async def test_messages_of_every_size_arrive_whole(each_loop: Loop, contexts: Co
             assert await peer.read_exactly(size) == noise(size, size)
 
 
+def receive_at_once(loop: Loop, near: socket.socket, far: socket.socket) -> None:
+    """Send and receive within one call, as a task with an eager start does."""
+    far.send(bytes(100_000))
+    receiving = loop.sock_recv(near, 200_000)
+    with pytest.raises(StopIteration):
+        receiving.send(None)
+
+
 @pytest.mark.parametrize("debug", [False, True])
 @pytest.mark.parametrize("size", [10_000, 1_000_000])
 def test_the_program_may_receive_from_a_socket_in_data_received(
@@ -41,11 +49,7 @@ def test_the_program_may_receive_from_a_socket_in_data_received(
     class Receiving(Collector):
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            far.send(bytes(100_000))
-            receiving = loop.sock_recv(near, 200_000)
-            # It does not wait: this is what a task with an eager start does.
-            with pytest.raises(StopIteration):
-                receiving.send(None)
+            receive_at_once(loop, near, far)
 
     @on_loop
     async def check(loop: uringloop.Loop) -> None:
@@ -67,10 +71,7 @@ def test_the_program_may_receive_from_a_socket_within_openssl(
     loop: uringloop.Loop, contexts: Contexts
 ) -> None:
     def receive(*arguments: object) -> None:
-        far.send(bytes(100_000))
-        receiving = loop.sock_recv(near, 200_000)
-        with pytest.raises(StopIteration):
-            receiving.send(None)
+        receive_at_once(loop, near, far)
 
     @on_loop
     async def check(loop: uringloop.Loop) -> None:
