@@ -222,6 +222,33 @@ async def test_an_error_of_tls_drops_the_sessions(
         assert len(kept(context)) == 0
 
 
+class Leaving(Collector):
+    """Aborts the connection at its second message."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if len(self.data) > 4:
+            self.transport.abort()
+
+
+@on_loop
+async def test_an_alert_behind_data_drops_the_sessions_of_a_program_that_leaves(
+    loop: uringloop.Loop, contexts: Contexts
+) -> None:
+    context = client(ssl.TLSVersion.TLSv1_3)
+    left = Leaving(loop)
+    async with tls_stream(loop, left, Contexts(contexts.server, context)) as (_, peer):
+        await peer.send(b"data")
+        await left.received(4)
+        assert len(kept(context)) == 1
+        peer.tls.write(b"more")
+        peer.refuse()
+        await peer.flush()
+        assert await left.lost is None
+        assert left.data == b"datamore"
+        assert len(kept(context)) == 0
+
+
 def test_the_newest_sessions_are_kept() -> None:
     context, server = client(ssl.TLSVersion.TLSv1_3, size=2), server_context()
     for name in ("localhost", "127.0.0.1"):

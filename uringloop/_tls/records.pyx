@@ -267,6 +267,9 @@ cdef class Records:
         """Keep the exception of a read until the plaintext before it is delivered."""
         if isinstance(exc, Exception):
             self.failure = exc
+            if self.resumes and isinstance(exc, ssl.SSLError):
+                # Now: the program may abort the connection before it is told.
+                self.sslobj.check_failure(exc)
             return 0
         # The plaintext of this read is lost.
         self.failure = ConnectionAbortedError("a read of TLS was interrupted")

@@ -507,8 +507,6 @@ cdef class SSLProtocol:
         except ssl.SSLError as exc:
             if "_ALERT_" not in (getattr(exc, "reason", None) or ""):
                 raise
-            if self.records.resumes:
-                self.records.sslobj.check_failure(exc)
             self.at_eof = True
         if self.reading_paused:
             # To receive the peer's close_notify.
