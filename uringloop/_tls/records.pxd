@@ -105,5 +105,4 @@ cdef class Records:
 
 cdef int give_scratch(LoopCore loop, Scratch scratch) except -1
 cdef Py_ssize_t pending(object bio) except -1
-cdef PyObject *engine_write(object engine, PyObject *data) except? NULL
 cdef int clear_want_read() except -1

@@ -290,13 +290,9 @@ cdef class Records:
         cdef Py_ssize_t begun = self.framer.tail
         cdef Py_ssize_t end
         cdef bytes piece
-        if self.may_have_more:
+        end = 0 if self.may_have_more else self.framer.end_of_record(data, size)
+        if self.may_have_more or self.framer.blind:
             self.take_in_all(data, size)
-            return self.decrypt_pending()
-        end = self.framer.end_of_record(data, size)
-        if self.framer.blind:
-            self.take_in(data, size)
-            self.may_have_more = True
             return self.decrypt_pending()
         # The size of the records is room enough: no plaintext is longer than its record.
         if end == size:
@@ -513,8 +509,9 @@ cdef class Records:
         cdef Py_ssize_t count
         if not self.is_stock:
             return self.write_other(data)
-        result = engine_write(self.engine, <PyObject*>data)
+        result = write_function(<PyObject*>self.engine, <PyObject*>data)
         if result == NULL:
+            clear_want_read()
             return 0
         count = size_of_long(result)
         Py_DECREF_owned(result)
@@ -578,14 +575,6 @@ cdef class Records:
 cdef Py_ssize_t pending(object bio) except -1:
     """Return the number of bytes in a MemoryBIO."""
     return membio_pending(bio) if uses(BIO_MEMORY) else <Py_ssize_t>bio.pending
-
-
-cdef PyObject *engine_write(object engine, PyObject *data) except? NULL:
-    """Call write() of an _SSLSocket; NULL without exception if OpenSSL wants to read first."""
-    cdef PyObject *result = write_function(<PyObject*>engine, data)
-    if result == NULL:
-        clear_want_read()
-    return result
 
 
 cdef int clear_want_read() except -1:

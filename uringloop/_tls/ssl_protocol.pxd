@@ -52,8 +52,10 @@ cdef class SSLProtocol(WriteSource):
     cdef object backlog                     # a deque of bytes that OpenSSL has not encrypted
     cdef Py_ssize_t backlog_size
     cdef Py_ssize_t backlog_done            # bytes of the first that OpenSSL has encrypted
-    cdef bytes first_held                   # small writes of this turn share a record: the first,
-    cdef list more_held                     # and those after it
+    # Small writes of this turn share a record: the first, and those after it. Mostly there is one,
+    # and a list would be allocated for it: 470 instructions of the 55,400 of an echo of 1 KB.
+    cdef bytes first_held
+    cdef list more_held
     cdef Py_ssize_t held_size               # bytes in both
     cdef int writes_lost
     # Flow control. Marks are in bytes, numbers of any type.
@@ -115,7 +117,6 @@ cdef class SSLProtocol(WriteSource):
     cdef int write(self, bytes data) except -1
     cdef int count_lost_write(self) except -1
     cdef int write_open(self, bytes data) except -1
-    cdef int hold(self, bytes data) except -1
     cdef int add_held(self, bytes data) except -1
     cdef bytes take_held(self)
     cdef int drop_writes(self) except -1

@@ -821,16 +821,13 @@ cdef class SSLProtocol:
         if (PyBytes_GET_SIZE(data) <= HELD_MAX and self.writer is not None
                 and not self.writing_paused and not self.app_writing_paused
                 and self.writing_stops > 0):
-            return self.hold(data)
+            # Until the flush at the end of the turn.
+            self.add_held(data)
+            return self.writer.set_source(self, PyBytes_GET_SIZE(data))
         if self.held_size:
             self.add_held(data)
             data = self.take_held()
         return self.write_now(data)
-
-    cdef int hold(self, bytes data) except -1:
-        """Hold a write until the flush at the end of the turn."""
-        self.add_held(data)
-        return self.writer.set_source(self, PyBytes_GET_SIZE(data))
 
     cdef int add_held(self, bytes data) except -1:
         if self.first_held is None:
