@@ -623,9 +623,8 @@ MUTANTS = (
     Mutant(
         "a cancelled handshake of TLS does not end the connection",
         "_tls/ssl_protocol.pyx",
-        "            store_int(&self.app_transport.closed, True)\n"
-        "            return self.abort(None)\n",
-        "            return 0\n",
+        "        if self.state == HANDSHAKE:\n            return self.abort(None)\n",
+        "        if self.state == HANDSHAKE:\n            return 0\n",
     ),
     Mutant(
         "a handshake of TLS that fails does not become ENDED",

@@ -393,7 +393,6 @@ cdef class SSLProtocol:
             # The program has called close(), and need not call resume_reading().
             return self.go_on_soon()
         if self.state == HANDSHAKE:
-            store_int(&self.app_transport.closed, True)
             return self.abort(None)
         if self.state < TELLING or self.state > OPEN:
             return 0
@@ -619,8 +618,6 @@ cdef class SSLProtocol:
                 self.deliver(self.records.decrypt(data, size))
                 self.send_pending()
                 self.control_reading()
-        except (KeyboardInterrupt, SystemExit):
-            raise
         except Exception as exc:
             self.fail_reading(exc)
         if self.awaits_session:
