@@ -13,6 +13,8 @@ import ssl
 from collections.abc import Iterable
 from typing import Any
 
+from parity.probes import CERTIFICATE
+
 from .common import Factory, Fault
 from .tls_cases import Case, PeerFault, compare
 from .tls_peers import (
@@ -153,6 +155,12 @@ def wanting_a_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> Non
     server.verify_mode = ssl.CERT_REQUIRED
 
 
+def presenting_a_servers_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    server.verify_mode = ssl.CERT_REQUIRED
+    server.load_verify_locations(CERTIFICATE / "ca.pem")
+    client.load_cert_chain(CERTIFICATE / "server.pem")
+
+
 def without_a_version(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
     client.minimum_version = ssl.TLSVersion.TLSv1_3
 
@@ -163,7 +171,7 @@ def without_a_cipher(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
 
 
 def tls_refusals(factory: Factory) -> str:
-    """TLS: wrong name, unknown authority, expired, no client certificate, no version, no cipher."""
+    """TLS: refused for name, authority, date, a wrong or no client certificate, version, cipher."""
     found = []
     for prepare, version in (
         (trusting_nobody, ""),
@@ -171,6 +179,8 @@ def tls_refusals(factory: Factory) -> str:
         (after_the_expiry, ""),
         (wanting_a_certificate, ""),
         (wanting_a_certificate, "TLSv1_2"),
+        (presenting_a_servers_certificate, ""),
+        (presenting_a_servers_certificate, "TLSv1_2"),
         (without_a_version, "TLSv1_2"),
         (without_a_cipher, "TLSv1_2"),
     ):
@@ -181,7 +191,7 @@ def tls_refusals(factory: Factory) -> str:
 
 
 def tls_key_updates(factory: Factory) -> str:
-    """TLS: KeyUpdate before and behind data in each state; the program writes afterwards."""
+    """TLS: KeyUpdate before and behind data, open and paused; the program writes afterwards."""
     states = ("open", *PAUSED)
     found = cases([updates_keys], states, act="write") + cases([updates_keys], USED[1:])
     return compare(factory, found)
