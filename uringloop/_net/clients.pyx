@@ -97,7 +97,7 @@ async def connect_accepted_socket(
 cdef class Protocols:
     # The protocols of a connection.
     cdef object app         # the program's
-    cdef object tls         # asyncio's SSLProtocol below it, or None
+    cdef object tls         # the SSLProtocol below it, or None
     cdef object waiter      # resolved after connection_made(), or at the end of the TLS handshake
 
 

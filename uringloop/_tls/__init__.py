@@ -1,1 +1,1 @@
-"""TLS: records, and asyncio's SSLProtocol on uringloop's transports."""
+"""TLS: records, the protocol above a transport, and the program's transport."""

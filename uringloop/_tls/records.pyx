@@ -7,7 +7,8 @@ time.
 
 Where memory can be lent to a BIO (`_cpython/membio.h`), OpenSSL reads records where they were
 received and writes them to a Scratch, from which they are sent. Elsewhere records are processed one
-by one, so that a connection's BIOs stay small and in the processor's cache.
+by one, so that a connection's BIOs stay small and in the processor's cache. Only a connection that
+keeps its records, because it is paused or has a BufferedProtocol, copies them as they come.
 
 Nothing here uses asyncio or calls the program.
 """

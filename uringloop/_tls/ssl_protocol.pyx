@@ -10,6 +10,12 @@
     any state ──fail_handshake(), abort(), connection_lost()──> ENDED
     any state but HANDSHAKE ──fail()──> ENDED
 
+In HANDSHAKE, fail() leaves the state to connection_lost(). Beside the state, `told` says what the
+program's protocol knows of:
+
+    NOTHING ──connection_made()──> CONNECTED ──eof_received()──> AT_EOF
+    CONNECTED, AT_EOF ──connection_lost() is scheduled──> LOST
+
 The behaviour is that of asyncio's SSLProtocol: exceptions, the order of callbacks, log messages,
 flow control and defaults. It differs where asyncio loses bytes, waits for ever, or calls the
 program in a context that is not the connection's (docs/decisions/0007-tls.md).

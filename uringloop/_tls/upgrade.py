@@ -1,6 +1,6 @@
 """Puts TLS on a stream: for clients, servers and start_tls().
 
-An SSLProtocol is the protocol of uringloop's transport, holds incomplete records, and gives the
+An SSLProtocol is the protocol of the transport below, holds incomplete records, and gives the
 program a transport of its own. Nothing here touches a socket.
 """
 

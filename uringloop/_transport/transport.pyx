@@ -429,7 +429,7 @@ cdef class Transport(TurnUser):
         self.force_close(None)
 
     def _force_close(self, exc):
-        """End the connection: asyncio's SSLProtocol calls this."""
+        """End the connection: SSLProtocol calls this, asyncio's too."""
         self.loop.check_owner()
         self.force_close(exc)
 
