@@ -2,7 +2,8 @@
 
     nox -s mutants
 
-The mutants are built in build/mutants; the report is build/mutants.md.
+A bug that no program of the simulation can show has a test that must find it. The mutants are built
+in build/mutants; the report is build/mutants.md.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ COMMENTS = r"(?:^ *#(?: .*)?\n)*"
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug: *wrong* takes the place of *right*, code of *file*; comments in it are left out."""
+    """A bug: *wrong* takes the place of *right*, code of *file*; comments in it are left out.
+
+    The test *test* must find it, or else the simulation.
+    """
 
     name: str
     file: str
     right: str
     wrong: str
+    test: str = ""
 
 
 MUTANTS = (
@@ -601,6 +606,21 @@ MUTANTS = (
         "            if not self.at_eof:\n",
     ),
     Mutant(
+        "the shutdown of TLS answers an alert by close_notify",
+        "_tls/ssl_protocol.pyx",
+        "                raise\n            self.at_eof = True\n",
+        "                raise\n",
+        "tls/test_tls_ends.py::test_close_needs_no_close_notify_of_the_peer",
+    ),
+    Mutant(
+        "the end of the stream does not end the shutdown of TLS",
+        "_tls/ssl_protocol.pyx",
+        "        elif self.state == SHUTDOWN:\n            self.do_shutdown()\n"
+        "        return self.state == FLUSHING\n",
+        "        return self.state == FLUSHING\n",
+        "tls/test_tls_ends.py::test_close_needs_no_close_notify_of_the_peer",
+    ),
+    Mutant(
         "the shutdown of TLS leaves the transport below paused",
         "_tls/ssl_protocol.pyx",
         "        if self.reading_paused:\n"
@@ -637,6 +657,21 @@ MUTANTS = (
         "_tls/ssl_protocol.pyx",
         "        self.enter_state(ENDED)\n        try:\n            self.pass_records()\n",
         "        self.enter_state(ENDED)\n        try:\n            pass\n",
+    ),
+    Mutant(
+        "a handshake of TLS that fails goes on if its alert ends the run",
+        "_tls/ssl_protocol.pyx",
+        "        finally:\n            self.fail(\n",
+        "        except ValueError:\n            pass\n        else:\n            self.fail(\n",
+        "tls/test_tls_interruptions.py"
+        "::test_a_refused_handshake_ends_after_the_alert_ended_the_run",
+    ),
+    Mutant(
+        "TLS does not go on after its records have ended the run",
+        "_tls/ssl_protocol.pyx",
+        "            # The next run goes on.\n            self.go_on_soon()\n",
+        "",
+        "tls/test_tls_interruptions.py::test_the_connection_ends_after_close_notify_ended_the_run",
     ),
     Mutant(
         "the end of the stream in a handshake of TLS is no failure",
@@ -763,6 +798,21 @@ MUTANTS = (
         "not self.writing_paused",
     ),
     Mutant(
+        "TLS within TLS keeps what waits when the outer connection ends",
+        "_tls/ssl_protocol.pyx",
+        "                while self.backlog and self.encrypt_first(None):\n",
+        "                while False:\n",
+        "tls/test_start_tls.py"
+        "::test_the_end_of_the_outermost_tls_follows_the_bytes_of_the_innermost",
+    ),
+    Mutant(
+        "a closed connection of TLS resumes its writer before its records are sent",
+        "_tls/ssl_protocol.pyx",
+        "                and not (self.writing_paused and self.state >= FLUSHING)):\n",
+        "                ):\n",
+        "tls/test_tls_ends.py::test_close_resumes_the_writer_when_little_is_left",
+    ),
+    Mutant(
         "TLS writes the beginning of what waits again",
         "_tls/ssl_protocol.pyx",
         "        self.backlog_done += count\n",
@@ -802,27 +852,41 @@ def build() -> None:
 
 def simulate(seeds: int) -> str | None:
     """Run seeds until one fails; return the failure, or None."""
-    environment = {**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER}/tests"}
-    command = [sys.executable, "-m", "simulation.run", "--seeds", str(seeds), "--stop"]
+    status, printed = run("simulation.run", "--seeds", str(seeds), "--stop")
+    if status == 0:
+        return None
+    told = [line for line in printed.splitlines() if line.startswith("found: ")]
+    return told[0].removeprefix("found: ") if told else f"status {status}"
+
+
+def run_test(test: str) -> str | None:
+    """Run one test; return its name if it fails, or None."""
+    options = ("-q", "-p", "no:cacheprovider", "-c", str(FOLDER / "pyproject.toml"))
+    status, printed = run("pytest", *options, f"{FOLDER}/tests/{test}")
+    if status > 1:
+        # No test has run.
+        raise SystemExit(printed[-2000:])
+    return test.rpartition("::")[2] if status else None
+
+
+def run(module: str, *arguments: str) -> tuple[int, str]:
+    """Run *module* with the mutant; return its status and output."""
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", module, *arguments],
         cwd=FOLDER / "build",
-        env=environment,
+        env={**os.environ, "PYTHONPATH": f"{FOLDER}:{FOLDER}/tests"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         process_group=0,
-    ) as run:
+    ) as running:
         try:
-            printed, _ = run.communicate(timeout=PATIENCE_S)
+            printed, _ = running.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             # Its workers end with it.
-            os.killpg(run.pid, signal.SIGKILL)
-            return "does not end"
-    if run.returncode == 0:
-        return None
-    told = [line for line in printed.splitlines() if line.startswith("found: ")]
-    return told[0].removeprefix("found: ") if told else f"status {run.returncode}"
+            os.killpg(running.pid, signal.SIGKILL)
+            return -signal.SIGKILL, "found: does not end"
+    return running.returncode, printed
 
 
 def mutated(text: str, mutant: Mutant) -> str:
@@ -862,7 +926,7 @@ def main() -> int:
         file.write_text(mutated(text, mutant))
         build()
         began = time.monotonic()
-        how = simulate(options.seeds)
+        how = run_test(mutant.test) if mutant.test else simulate(options.seeds)
         took = time.monotonic() - began
         file.write_text(text)
         missed += how is None

@@ -359,6 +359,24 @@ async def test_close_resumes_the_writer_when_little_is_left(
         assert await asyncio.wait_for(left.lost, 5) is None
 
 
+@pytest.mark.parametrize("alert", [False, True], ids=["end", "alert"])
+@on_loop
+async def test_close_needs_no_close_notify_of_the_peer(
+    each_loop: Loop, contexts: Contexts, alert: bool
+) -> None:
+    left = Collector(each_loop)
+    async with tls_stream(each_loop, left, contexts) as (transport, peer):
+        transport.close()
+        await turns()
+        if alert:
+            peer.refuse()
+            await peer.flush()
+        else:
+            peer.sock.shutdown(socket.SHUT_WR)
+        assert await asyncio.wait_for(left.lost, 5) is None
+        assert left.calls == ["connection_made", "eof_received", "connection_lost"]
+
+
 # ── where asyncio waits for ever, or fails ───────────────────────────────────────────────────
 
 
