@@ -187,11 +187,24 @@ async def threadsafe_four(count: int) -> None:
         thread.join()
 
 
-async def executor(count: int) -> None:
+async def executor_one(count: int) -> None:
     """run_in_executor with a function that does nothing."""
     loop = asyncio.get_running_loop()
     for _ in range(count):
         await loop.run_in_executor(None, int)
+
+
+async def executor_hundred(count: int) -> None:
+    """The same with 100 calls at once."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count // HUNDRED):
+        await asyncio.gather(*[loop.run_in_executor(None, int) for _ in range(HUNDRED)])
+
+
+async def to_thread_hundred(count: int) -> None:
+    """100 calls of asyncio.to_thread at once."""
+    for _ in range(count // HUNDRED):
+        await asyncio.gather(*[asyncio.to_thread(int) for _ in range(HUNDRED)])
 
 
 async def create_task(count: int) -> None:
@@ -311,7 +324,9 @@ PROGRAMS = {
     "queue-100": Program(queue_hundred, 300_000),
     "threadsafe": Program(threadsafe, 20_000),
     "threadsafe-4": Program(threadsafe_four, 200_000, CALLERS),
-    "executor": Program(executor, 10_000),
+    "executor-1": Program(executor_one, 10_000),
+    "executor-100": Program(executor_hundred, 30_000, HUNDRED),
+    "to-thread-100": Program(to_thread_hundred, 30_000, HUNDRED),
     "create-task": Program(create_task, 200_000),
     "gather": Program(gather, 200_000, TEN),
     "timeout": Program(timeout, 100_000),
