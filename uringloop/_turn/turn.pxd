@@ -173,6 +173,7 @@ cdef class LoopCore:
         """Like `push`, and wake the loop if another thread runs it."""
         return self.push(handle) if runs_here(self) else self.put(handle)
     cdef int put(self, Handle handle) except -1
+    cdef bint try_put(self, Handle handle) noexcept
     cdef inline char *scratch_memory(self) except NULL:
         """Return SCRATCH_SIZE bytes, which a system call fills and the caller copies at once."""
         return self.scratch if self.scratch != NULL else self.allocate(&self.scratch)

@@ -185,13 +185,17 @@ cdef class LoopCore:
 
     cdef int put(self, Handle handle) except -1:
         """Put *handle* into the inbox, and wake the loop if it sleeps. Any thread may call it."""
-        cdef Put done = self.inbox.put(handle)
-        if done == REFUSED:
+        if not self.try_put(handle):
             raise RuntimeError("Event loop is closed")
+        return 0
+
+    cdef bint try_put(self, Handle handle) noexcept:
+        """Do what `put` does; return False if the loop is closed."""
+        cdef Put done = self.inbox.put(handle)
         if done == PUT_WAKE:
             uring_wake(self.waker.fd)
             self.inbox.woke()
-        return 0
+        return done != REFUSED
 
     cdef int push_timer_from_elsewhere(self, TimerHandle timer) except -1:
         """Push *timer*, without a GIL, in a thread that does not run the loop."""
