@@ -47,6 +47,7 @@ BENEFITS = {
     "socket_slots": "a socket call that waits reads the socket's fields from C",
     "kept_bytes": "the memory of received messages is used again, without malloc",
     "task_set": "tasks are put into asyncio's set of all tasks without Python code (until 3.13)",
+    "job_queue": "calls in threads of the default executor, and their results, are compiled",
 }
 
 # The first kernel that has a feature, for features that KERNEL_MIN lacks.

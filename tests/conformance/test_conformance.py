@@ -19,6 +19,10 @@ from pathlib import Path
 import pytest
 
 DRIVER = Path(__file__).with_name("conformance.py")
+POOL_DRIVER = Path(__file__).with_name("thread_pools.py")
+
+# What the names of the tests of thread pools begin with.
+POOLS = "test.test_concurrent_futures."
 
 # More than the slowest module takes on a busy machine.
 MODULE_SECONDS = 400
@@ -121,7 +125,7 @@ class Results:
 
     def add(self, line: str) -> None:
         record = json.loads(line)
-        name = record["test"].removeprefix("test.test_asyncio.")
+        name = record["test"].removeprefix("test.test_asyncio.").removeprefix(POOLS)
         # A test may be reported twice: its body may pass or fail, and then its teardown fails.
         if self.outcomes.get(name) != "failed":
             self.outcomes[name] = record["outcome"]
@@ -133,13 +137,16 @@ class Results:
 
 @functools.cache
 def results(module: str, loop: str) -> Results:
-    command = [sys.executable, str(DRIVER), module, loop, *MODULES[module]]
     # The tests in the variable run on neither loop. EXCLUDED tests run on asyncio, to count them.
     skips = os.environ.get("CONFORMANCE_SKIPS", "").split()
     if loop != "asyncio":
         skips += EXCLUDED
+    return run_driver(DRIVER, module, loop, *MODULES[module], skips=skips)
+
+
+def run_driver(driver: Path, *arguments: str, skips: list[str]) -> Results:
     done = subprocess.run(
-        command,
+        [sys.executable, str(driver), *arguments],
         capture_output=True,
         text=True,
         timeout=MODULE_SECONDS,
@@ -148,9 +155,10 @@ def results(module: str, loop: str) -> Results:
     )
     found = Results()
     for line in done.stdout.splitlines():
-        # Tests and their child processes write to stdout as well.
-        if line.startswith('{"test": '):
-            found.add(line)
+        # Tests and their child processes write to stdout as well, some without a newline.
+        _, begin, rest = line.partition('{"test": ')
+        if begin:
+            found.add(begin + rest)
     unfinished = [name for name, outcome in found.outcomes.items() if outcome == "started"]
     for name in unfinished:
         found.details[name] = f"exit status {done.returncode}\n{done.stderr[-4000:]}"
@@ -175,6 +183,21 @@ def check(module: str, loop: str) -> None:
     ours = results(module, loop)
     assert stock
     failed = sorted(stock - ours.passed() - set(EXCLUDED))
+    report = [f"{name}: {ours.outcomes.get(name)}\n{ours.details.get(name, '')}" for name in failed]
+    assert not failed, "\n\n".join(report)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("test.test_concurrent_futures") is None,
+    reason="this Python has no tests of concurrent.futures",
+)
+def test_tests_that_pass_on_a_thread_pool_pass_on_the_default_executor() -> None:
+    stock = run_driver(POOL_DRIVER, "stock", skips=[]).passed()
+    ours = run_driver(POOL_DRIVER, "uringloop", skips=[])
+    assert len(stock) > 30
+    failed = sorted(stock - ours.passed())
+    # They start programs that import the class by its name.
+    failed = [name for name in failed if "cannot import name" not in ours.details[name]]
     report = [f"{name}: {ours.outcomes.get(name)}\n{ours.details.get(name, '')}" for name in failed]
     assert not failed, "\n\n".join(report)
 

@@ -316,6 +316,28 @@ SOCKETS = (
     ),
 )
 
+# ── threads ──────────────────────────────────────────────────────────────────────────────────
+
+THREADS = (
+    Row(
+        "concurrent.futures.ThreadPoolExecutor",
+        "_work_queue _idle_semaphore _adjust_thread_count _threads _shutdown _shutdown_lock "
+        "_initializer_failed _broken",
+        "3.9",
+        "the default executor is a ThreadPoolExecutor with another queue: a fifth of the time",
+        "the default executor is a plain ThreadPoolExecutor",
+        "job_queue",
+    ),
+    Row(
+        "concurrent.futures.thread",
+        "_global_shutdown_lock _shutdown _worker _python_exit",
+        "3.9",
+        "a thread that is added is one that the end of the interpreter joins",
+        "the default executor is a plain ThreadPoolExecutor",
+        "job_queue",
+    ),
+)
+
 # ── differences between versions ─────────────────────────────────────────────────────────────
 
 # Bug-fix releases change behaviour, too, so version numbers are not compared.
@@ -524,4 +546,4 @@ INTERPRETER = (
 )
 
 # All rows.
-TABLE = (*CONTRACT, *TLS, *STREAMS, *SOCKETS, *VERSIONS, *INTERPRETER)
+TABLE = (*CONTRACT, *TLS, *STREAMS, *SOCKETS, *THREADS, *VERSIONS, *INTERPRETER)

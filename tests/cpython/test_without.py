@@ -128,6 +128,23 @@ print(changed.count("_io_refs") > 1)
 
 
 @each_ring
+def test_without_the_queue_of_jobs_a_call_is_submitted(backend: str) -> None:
+    script = """
+import asyncio
+import uringloop
+
+async def main():
+    loop = asyncio.get_running_loop()
+    assert await loop.run_in_executor(None, max, 1, 2) == 2
+    assert await asyncio.to_thread(max, 1, 2) == 2
+    assert await asyncio.gather(*[asyncio.to_thread(abs, -n) for n in range(100)]) == [*range(100)]
+    await loop.shutdown_default_executor()
+"""
+    script = MARKS + script + 'uringloop.run(main())\nprint("ThreadPoolExecutor.submit" in ran)\n'
+    check_with_and_without(script, "job_queue", backend)
+
+
+@each_ring
 def test_without_kept_bytes_a_message_leaves_nothing_behind(backend: str) -> None:
     script = """
 import asyncio, socket, tracemalloc

@@ -55,6 +55,8 @@ cdef extern from "Python.h":
     Py_ssize_t list_size "PyList_GET_SIZE" (PyObject *items)
     int PyList_SetSlice(list items, Py_ssize_t start, Py_ssize_t end, PyObject *to) except -1
     int PyErr_CheckSignals() except -1
+    # What sys.exception() returns; NULL for none.
+    void PyErr_SetHandledException(PyObject *exception)
     Py_ssize_t Py_REFCNT(PyObject *target)
     # True only if no other reference exists, in any thread. Without a GIL this is also false for an
     # object that another thread has made.

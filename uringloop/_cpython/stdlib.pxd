@@ -6,6 +6,7 @@ cdef enum:
     SOCKET_SLOTS = 4        # a socket's fields at their offsets, in place of attributes
     KEPT_BYTES = 8          # bytes objects that are written again, in place of new ones
     TASK_SET = 16           # compiled methods of the set of all tasks, in place of WeakSet's
+    JOB_QUEUE = 32          # a compiled queue of the default executor, in place of SimpleQueue
 
 
 cdef bint uses(unsigned int part) noexcept

@@ -18,6 +18,8 @@ import socket
 import ssl
 import weakref
 from asyncio import events, selector_events, streams, tasks, unix_events
+from concurrent.futures import thread
+from types import FunctionType
 
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
@@ -274,6 +276,29 @@ cdef bint task_set_is_known() except -1:
         and has_shape(weakref, WEAK_SET_SHAPE))
 
 
+# ── the queue of a thread pool ───────────────────────────────────────────────────────────────
+
+cdef bint thread_pool_is_known() except -1:
+    """Return whether a ThreadPoolExecutor uses its queue and its semaphore in the known way."""
+    # A wrapper of submit() may have the code of what it wraps.
+    return type(find(thread, "ThreadPoolExecutor.submit")) is FunctionType and all([
+        uses_name(thread, path, name) for path, name in (
+            ("ThreadPoolExecutor.submit", "_work_queue"),
+            ("ThreadPoolExecutor.submit", "_adjust_thread_count"),
+            ("ThreadPoolExecutor.shutdown", "_shutdown_lock"),
+            ("ThreadPoolExecutor.shutdown", "put"),
+            ("ThreadPoolExecutor._adjust_thread_count", "_idle_semaphore"),
+            ("ThreadPoolExecutor._adjust_thread_count", "_threads"),
+            ("ThreadPoolExecutor._initializer_failed", "_broken"),
+            ("_worker", "get"),
+            ("_worker", "run"),
+            ("_python_exit", "_global_shutdown_lock"),
+            ("_python_exit", "_shutdown"),
+            ("_python_exit", "put"),
+        )
+    ])
+
+
 # ── parts and switches ───────────────────────────────────────────────────────────────────────
 
 # The names that URINGLOOP_DISABLE accepts.
@@ -283,6 +308,7 @@ SWITCHES = {
     "socket_slots": SOCKET_SLOTS,
     "kept_bytes": KEPT_BYTES,
     "task_set": TASK_SET,
+    "job_queue": JOB_QUEUE,
 }
 
 
@@ -344,6 +370,8 @@ if REFS_AT and CLOSED_AT:
     present |= SOCKET_SLOTS
 if task_set_is_known():
     present |= TASK_SET
+if thread_pool_is_known():
+    present |= JOB_QUEUE
 
 
 cdef bint uses(unsigned int part) noexcept:

@@ -427,6 +427,8 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
             self._check_callback(func, "run_in_executor")
         if executor is None:
             executor = self._executor.get()
+        if type(executor) is executors.ThreadPool:
+            return executor.call(self, func, args)
         return asyncio.wrap_future(executor.submit(func, *args), loop=self)
 
     def set_default_executor(self, executor: Any) -> None:

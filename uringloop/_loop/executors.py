@@ -6,6 +6,75 @@ import asyncio
 import concurrent.futures
 import threading
 import warnings
+from collections.abc import Callable
+from concurrent.futures import thread
+from typing import Any, TypeVar
+
+from uringloop._loop import jobs
+
+T = TypeVar("T")
+
+SUBMIT = concurrent.futures.ThreadPoolExecutor.submit
+
+
+class IdleThreads:
+    """What a ThreadPoolExecutor asks for an idle thread, in place of its semaphore."""
+
+    def __init__(self, queue: jobs.JobQueue) -> None:
+        self.queue = queue
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        return self.queue.has_idle()
+
+    def release(self) -> None:
+        """Do nothing: the queue knows the threads that wait at it."""
+
+
+class ThreadPool(concurrent.futures.ThreadPoolExecutor):
+    """A ThreadPoolExecutor with a compiled queue, by which it performs the calls of loops."""
+
+    _work_queue: jobs.JobQueue  # type: ignore[assignment]
+    _idle_semaphore: IdleThreads  # type: ignore[assignment]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._work_queue = jobs.JobQueue()
+        self._idle_semaphore = IdleThreads(self._work_queue)
+
+    def call(
+        self, loop: asyncio.AbstractEventLoop, function: Callable[..., T], args: tuple[Any, ...]
+    ) -> asyncio.Future[T]:
+        """Do what run_in_executor() does with the future of submit()."""
+        queue = self._work_queue
+        # Tracers replace submit(), which then has to be called.
+        if getattr(self.submit, "__func__", None) is SUBMIT:
+            future = queue.add_job(loop, function, args)
+            if future is not None and (queue.has_idle() or self._add_thread(future)):
+                return future
+        return asyncio.wrap_future(self.submit(function, *args), loop=loop)
+
+    def _add_thread(self, future: asyncio.Future[Any]) -> bool:
+        """Start a thread if there may be one more; *future* is that of a new job.
+
+        Return False, without the job, if the pool has been shut down and nobody would perform it.
+        """
+        with self._shutdown_lock, thread._global_shutdown_lock:
+            if not (self._shutdown or thread._shutdown):
+                try:
+                    self._adjust_thread_count()
+                except RuntimeError:
+                    if not self._threads:
+                        future.cancel()
+                        raise
+                    # The job only has to wait.
+            elif not self._threads:
+                future.cancel()
+                return False
+        return True
+
+    def _initializer_failed(self) -> None:
+        self._work_queue.close()
+        super()._initializer_failed()
 
 
 class DefaultExecutor:
@@ -19,7 +88,8 @@ class DefaultExecutor:
         if self.shutdown_called:
             raise RuntimeError("Executor shutdown has been called")
         if self.pool is None:
-            self.pool = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio")
+            kind = ThreadPool if jobs.is_used() else concurrent.futures.ThreadPoolExecutor
+            self.pool = kind(thread_name_prefix="asyncio")
         return self.pool
 
     def set(self, executor: object) -> None:
@@ -41,8 +111,8 @@ class DefaultExecutor:
         if pool is None:
             return
         joined: asyncio.Future[None] = loop.create_future()
-        thread = threading.Thread(target=_join, args=(pool, loop, joined))
-        thread.start()
+        joiner = threading.Thread(target=_join, args=(pool, loop, joined))
+        joiner.start()
         try:
             async with asyncio.timeout(timeout):
                 await joined
@@ -54,7 +124,7 @@ class DefaultExecutor:
             )
             pool.shutdown(wait=False)
         else:
-            thread.join()
+            joiner.join()
 
 
 def _join(

@@ -19,6 +19,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 import uringloop.loop
+from uringloop._loop.executors import ThreadPool
 from uringloop._net.argument_checks import check_nonblocking
 from uringloop._net.datagram_transport import make_datagram
 from uringloop._net.resolver import ensure_resolved
@@ -80,6 +81,10 @@ def call_after(begin: threading.Lock, func: Callable[..., T], *args: Any) -> T:
     """Call *func* in a thread once *begin* is free."""
     begin.acquire()
     return func(*args)
+
+
+# The executors whose threads wait for nothing but calls.
+POOLS = (ThreadPoolExecutor, ThreadPool)
 
 
 class LatePool:
@@ -199,7 +204,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
         before = self._newest_call()
         begin = threading.Lock()
         with begin:
-            if type(pool) is ThreadPoolExecutor:
+            if type(pool) in POOLS:
                 # The thread begins only when its answer is waited for, not by chance before.
                 args, func = (begin, func, *args), call_after
             future = super().run_in_executor(executor, func, *args)
@@ -211,7 +216,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         pool = self._executor.pool
-        if type(pool) is ThreadPoolExecutor:
+        if pool is not None and type(pool) in POOLS:
             late = LatePool(pool)
             self._executor.pool = late  # type: ignore[assignment]
             # Release the lock in the next turn. By then this coroutine waits for the thread that
