@@ -587,6 +587,7 @@ async def test_an_error_of_a_session_does_not_keep_the_end_from_the_program(
     assert [type(exc) for exc in reported] == [ZeroDivisionError]
 
 
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
 def test_a_forked_process_begins_without_sessions() -> None:
     context, server = client(), server_context()
     assert not exchange(context, server)
@@ -657,6 +658,7 @@ async def test_start_tls_resumes(loop: uringloop.Loop) -> None:
     assert found == [False, True]
 
 
+@pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarning")
 @on_loop
 async def test_a_forked_process_knows_the_sessions_of_its_context(loop: uringloop.Loop) -> None:
     context, server = client(), server_context()
