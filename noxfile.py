@@ -357,6 +357,7 @@ def compile_alone(session: nox.Session, program: str, *options: str) -> None:
 TSAN_TESTS = (
     "tests/turn",
     "tests/loop/test_threads.py",
+    "tests/loop/test_default_executor.py",
     "tests/loop/test_run_threads.py",
     "tests/net/test_adopting.py",
     "tests/tools/test_monitor.py",

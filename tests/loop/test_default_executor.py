@@ -427,6 +427,7 @@ def test_no_thread_is_started_after_shutdown(
     assert not ran
 
 
+@pytest.mark.skipif("TSAN_OPTIONS" in os.environ, reason="its own stack is too small for it")
 def test_a_long_queue_may_be_dropped() -> None:
     queue = JobQueue()
     for _ in range(300_000):
