@@ -73,6 +73,10 @@ def has_gil() -> bool:
     return not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
+def refuse_to_start(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
 def thread_name() -> str:
     return threading.current_thread().name
 
@@ -154,12 +158,8 @@ def test_no_thread_can_be_started(
     each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", refuse_to_start)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             each_loop.run_in_executor(None, ran.append, "refused")
     assert run(each_loop, len, "after") == 5
@@ -171,12 +171,9 @@ def test_no_thread_can_be_started(
 def test_one_thread_is_enough_if_no_other_can_be_started(
     loop: uringloop.Loop, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     first = loop.run_in_executor(None, gate.pass_through, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", refuse_to_start)
         second = loop.run_in_executor(None, gate.pass_through, 2)
     gate.opened.set()
     assert loop.run_until_complete(first) == 1
@@ -394,18 +391,17 @@ def test_close_lets_queued_calls_run(loop_factory: LoopFactory, gate: Gate) -> N
     assert sorted(ran) == list(range(100))
 
 
-def test_a_pool_whose_threads_cannot_begin_is_broken(loop: uringloop.Loop) -> None:
+def test_a_pool_whose_threads_cannot_begin_is_broken(
+    loop: uringloop.Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise ValueError("from the initializer")
 
-    logging.getLogger("concurrent.futures").disabled = True
-    try:
-        loop.set_default_executor(ThreadPool(1, initializer=fail))
-        for _ in range(3):
-            with pytest.raises(BrokenThreadPool):
-                run(loop, len, "")
-    finally:
-        logging.getLogger("concurrent.futures").disabled = False
+    monkeypatch.setattr(logging.getLogger("concurrent.futures"), "disabled", True)
+    loop.set_default_executor(ThreadPool(1, initializer=fail))
+    for _ in range(3):
+        with pytest.raises(BrokenThreadPool):
+            run(loop, len, "")
 
 
 def test_no_thread_is_started_after_shutdown(
