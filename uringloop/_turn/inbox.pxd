@@ -13,15 +13,8 @@ from uringloop._turn.ready cimport ReadyQueue
 # Values of `newest` that are not the address of a handle.
 cdef enum:
     EMPTY = 0       # the loop is awake, or about to find out that it need not sleep
-    ASLEEP = 1      # whoever puts the next handle wakes the loop
+    ASLEEP = 1      # the next handle wakes the loop
     CLOSED = 2      # the loop is closed
-
-
-# What `put` has done.
-cdef enum Put:
-    PUT             # the loop finds the handle in its next turn
-    PUT_WAKE        # the caller must wake the loop, and then call woke()
-    REFUSED         # the loop is closed
 
 
 cdef enum:
@@ -32,11 +25,12 @@ cdef enum:
 
 @cython.final
 cdef class Inbox:
+    cdef int wake_fd            # ends the loop's sleep; the waker's, and never changed
     cdef uintptr_t newest       # a value above, or the newest handle; the inbox owns each handle
     cdef PyObject *taken        # taken out, but the ready queue has no memory for it; owned
     cdef Py_ssize_t received    # handles that the loop has taken
     cdef unsigned int wakes_due     # sleeps that another thread has ended, or is ending
-    cdef unsigned int wakes_done    # of these, the ones whose thread has called woke()
+    cdef unsigned int wakes_done    # of these, the ones whose thread has written to the wake-up
 
     cdef inline bint has_new(self) noexcept:
         return load_pointer(&self.newest) > CLOSED
@@ -45,8 +39,7 @@ cdef class Inbox:
         """Return whether other threads have called the loop often."""
         return self.received >= MUCH_USED
 
-    cdef Put put(self, Handle handle) noexcept
-    cdef void woke(self) noexcept
+    cdef bint put(self, Handle handle) noexcept nogil
     cdef int drain_to(self, ReadyQueue ready) except -1
     cdef bint fall_asleep(self) noexcept
     cdef void wake_up(self) noexcept

@@ -4,7 +4,7 @@ The inbox is one word, which says all that other threads need to know of the loo
 
     CLOSED <──close()── EMPTY <──fall_asleep(), wake_up()──> ASLEEP
                           │ ^                                  │
-                    put() │ │ drain_to()                       │ put(): the caller wakes the loop
+                    put() │ │ drain_to()                       │ put() wakes the loop
                           v │                                  │
               the newest handle, linked to older ones <────────┘
 
@@ -20,10 +20,9 @@ these threads count themselves when they have written.
 
 cimport cython
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uintptr_t
 
-from uringloop._cpython.pyapi cimport give_away
 from uringloop._kernel.atomics cimport (
     add_uint_release,
     exchange_pointer,
@@ -32,6 +31,7 @@ from uringloop._kernel.atomics cimport (
     replace_pointer,
 )
 from uringloop._kernel.libc cimport sched_yield
+from uringloop._kernel.wakeup cimport uring_wake
 from uringloop._turn.handles cimport Handle, traverse_queued
 
 
@@ -43,21 +43,20 @@ cdef class Inbox:
 
     # ── for any thread ───────────────────────────────────────────────────────────────────────
 
-    cdef Put put(self, Handle handle) noexcept:
+    cdef bint put(self, Handle handle) noexcept nogil:
+        """Put *handle*, and wake the loop if it sleeps; return False if the loop is closed.
+
+        The inbox takes the caller's reference, unless the loop is closed.
+        """
         cdef uintptr_t newest = load_pointer_acquire(&self.newest)
-        Py_INCREF(handle)
-        # The loop's thread frees the handle, without asking this thread.
-        give_away(<PyObject*>handle)
         while newest != CLOSED:
             handle.older = <PyObject*>newest if newest > CLOSED else NULL
             if replace_pointer(&self.newest, &newest, <uintptr_t><PyObject*>handle):
-                return PUT_WAKE if newest == ASLEEP else PUT
-        Py_DECREF(handle)
-        return REFUSED
-
-    cdef void woke(self) noexcept:
-        """Note that the caller of put() has written to the wake-up's descriptor."""
-        add_uint_release(&self.wakes_done, 1)
+                if newest == ASLEEP:
+                    uring_wake(self.wake_fd)
+                    add_uint_release(&self.wakes_done, 1)
+                return True
+        return False
 
     # ── for the loop's thread ────────────────────────────────────────────────────────────────
 
@@ -124,12 +123,16 @@ cdef class Inbox:
 
 
 cdef int traverse_inbox(Inbox inbox, visitproc visit, void *argument) noexcept:
-    """Visit the handles, for the garbage collector, which has stopped all other threads."""
+    """Visit the handles, for the garbage collector, which has stopped all threads of Python.
+
+    A thread of C may put a handle meanwhile. To the collector it is one that is referred to.
+    """
+    cdef uintptr_t newest
     if inbox is None:
         return 0
+    newest = load_pointer_acquire(&inbox.newest)
     return (traverse_chain(inbox.taken, visit, argument)
-            or (inbox.newest > CLOSED
-                and traverse_chain(<PyObject*>inbox.newest, visit, argument)))
+            or (newest > CLOSED and traverse_chain(<PyObject*>newest, visit, argument)))
 
 
 cdef bint traverse_chain(PyObject *handle, visitproc visit, void *argument) noexcept:

@@ -26,6 +26,7 @@ from asyncio.log import logger
 cimport cython
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.object cimport PyObject, PyObject_GenericSetAttr
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
 
 from uringloop._cpython.freelist cimport FreeList
@@ -34,6 +35,7 @@ from uringloop._cpython.pyapi cimport (
     PyList_GET_ITEM_borrowed,
     PyList_SetSlice,
     PyObject_Call,
+    give_away,
     leave_to_collector,
     list_size,
     set_traverse,
@@ -58,7 +60,7 @@ from uringloop._kernel.atomics cimport (
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport os_error
 from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self, sched_yield
-from uringloop._kernel.wakeup cimport uring_new_wake_fd, uring_wake
+from uringloop._kernel.wakeup cimport uring_new_wake_fd
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.ring cimport (
     open_ring,
@@ -80,7 +82,7 @@ from uringloop._turn.handles cimport (
     new_handle_for_threads,
     run_unshared,
 )
-from uringloop._turn.inbox cimport PUT_WAKE, REFUSED, Inbox, Put, traverse_inbox
+from uringloop._turn.inbox cimport Inbox, traverse_inbox
 from uringloop._turn.ready cimport ReadyQueue, traverse_ready
 from uringloop._turn.sleeper cimport Sleeper
 from uringloop._turn.spare_handles cimport SpareHandles, drop_chain
@@ -161,6 +163,7 @@ cdef class LoopCore:
             self.ring.close()
             raise exc
         self.waker = WakeUp(self.ring, fd)
+        self.inbox.wake_fd = fd
         try:
             self.sleeper.open(self.ring, fd)
         except OSError:
@@ -191,11 +194,13 @@ cdef class LoopCore:
 
     cdef bint try_put(self, Handle handle) noexcept:
         """Do what `put` does; return False if the loop is closed."""
-        cdef Put done = self.inbox.put(handle)
-        if done == PUT_WAKE:
-            uring_wake(self.waker.fd)
-            self.inbox.woke()
-        return done != REFUSED
+        Py_INCREF(handle)
+        # The loop's thread frees the handle, without asking this thread.
+        give_away(<PyObject*>handle)
+        if self.inbox.put(handle):
+            return True
+        Py_DECREF(handle)
+        return False
 
     cdef int push_timer_from_elsewhere(self, TimerHandle timer) except -1:
         """Push *timer*, without a GIL, in a thread that does not run the loop."""
