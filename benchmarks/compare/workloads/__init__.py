@@ -19,6 +19,7 @@ SERVERS: dict[str, Serve] = {
     **secure.SERVERS,
     "http-raw": http.serve_raw,
     "uvicorn": http.serve_uvicorn,
+    "uvicorn-sync": http.serve_sync_endpoint,
     "aiohttp": http.serve_aiohttp,
 }
 

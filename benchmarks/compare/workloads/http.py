@@ -59,11 +59,28 @@ async def application(
 
 async def serve_uvicorn(listener: socket.socket) -> None:
     """Serve an ASGI application with uvicorn and httptools."""
+    await _serve_application(listener, application)
+
+
+async def serve_sync_endpoint(listener: socket.socket) -> None:
+    """Serve a `def` endpoint of starlette, which anyio calls in a thread, with uvicorn."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Route
+
+    def answer(_request: Request) -> PlainTextResponse:
+        return PlainTextResponse(BODY)
+
+    await _serve_application(listener, Starlette(routes=[Route("/", answer)]))
+
+
+async def _serve_application(listener: socket.socket, app: Any) -> None:
     import httptools  # noqa: F401  # without it uvicorn prints a long traceback
     import uvicorn
 
     config = uvicorn.Config(
-        application,
+        app,
         http="httptools",
         lifespan="off",
         log_level="error",

@@ -291,6 +291,20 @@ async def connecting(count: int) -> None:
             accepted.close()
 
 
+async def numeric_host(count: int) -> None:
+    """Resolve a numeric address, as many programs do before they connect."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count):
+        await loop.getaddrinfo("127.0.0.1", 80)
+
+
+async def localhost(count: int) -> None:
+    """Resolve a name that is in /etc/hosts."""
+    loop = asyncio.get_running_loop()
+    for _ in range(count):
+        await loop.getaddrinfo("localhost", 80)
+
+
 async def subprocess(count: int) -> None:
     """A process that ends at once, waited for."""
     for _ in range(count):
@@ -335,5 +349,7 @@ PROGRAMS = {
     "event": Program(event, 150_000),
     "semaphore": Program(semaphore, 150_000, TEN),
     "connecting": Program(connecting, 3_000),
+    "numeric-host": Program(numeric_host, 20_000),
+    "localhost": Program(localhost, 10_000),
     "subprocess": Program(subprocess, 150),
 }
