@@ -360,6 +360,8 @@ TSAN_TESTS = (
     "tests/loop/test_default_executor.py",
     "tests/loop/test_run_threads.py",
     "tests/net/test_adopting.py",
+    "tests/net/test_resolver.py",
+    "tests/net/test_slow_names.py",
     "tests/tools/test_monitor.py",
     "tests/project/test_threads_table.py",
 )

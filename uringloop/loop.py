@@ -18,6 +18,7 @@ from uringloop._net import (
     argument_checks,
     clients,
     datagram_endpoints,
+    names,
     pipes,
     resolver,
     sendfile,
@@ -91,6 +92,7 @@ class Loop(BaseLoop):
         stall_ms: int | None = None,
     ) -> None:
         self._watchers = watchers.Watchers(self)
+        self._names = names.Names()
         super().__init__(
             backend=backend,
             warn_fallback=warn_fallback,
@@ -104,6 +106,7 @@ class Loop(BaseLoop):
         self._children: set[subprocesses.Child] = set()
 
     def _release(self) -> None:
+        self._names.close()
         self._watchers.close()
         subprocesses.close(self)
 
@@ -125,7 +128,7 @@ class Loop(BaseLoop):
     ) -> list[AddressInfo]:
         self._check_owner()
         return await resolver.getaddrinfo(
-            self, host, port, family=family, type=type, proto=proto, flags=flags
+            self, self._usual_names(), host, port, family, type, proto, flags
         )
 
     async def getnameinfo(
@@ -134,7 +137,12 @@ class Loop(BaseLoop):
         flags: int = 0,
     ) -> tuple[str, str]:
         self._check_owner()
-        return await resolver.getnameinfo(self, sockaddr, flags)
+        return await resolver.getnameinfo(self, self._usual_names(), sockaddr, flags)
+
+    def _usual_names(self) -> names.Names | None:
+        """Return what resolves names; None for the default executor, if the program has set it."""
+        self._check_closed()
+        return None if self._executor.is_given else self._names
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
 

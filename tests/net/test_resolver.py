@@ -118,6 +118,9 @@ def test_getaddrinfo_keeps_the_scope_of_an_ipv6_address(each_loop: AbstractEvent
         ("127.0.0.1", -1),
         ("127.0.0.1", 1.5),
         (42, 80),
+        ("a..b", "\udc80"),
+        ("a..b", 2**70),
+        ("127.0.0.1", "\udc80"),
     ],
     ids=repr,
 )

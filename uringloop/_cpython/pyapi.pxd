@@ -39,6 +39,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_FindChar(
         object text, Py_UCS4 char, Py_ssize_t start, Py_ssize_t end, int direction) except -2
     bint PyUnicode_Check(PyObject *target)
+    object PyUnicode_DecodeLocale(const char *text, const char *errors)
     # If *overflow* is NULL, a number that does not fit becomes the nearest one that does.
     Py_ssize_t PyNumber_AsSsize_t(object number, PyObject *overflow) except? -1
     # For two str it does not fail.

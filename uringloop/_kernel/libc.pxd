@@ -38,6 +38,7 @@ cdef extern from "<sys/socket.h>" nogil:
     int MSG_PEEK
     int MSG_TRUNC
     int SHUT_WR
+    int SOCK_DGRAM
     int getsockname(int fd, sockaddr *name, unsigned int *size)
     int getpeername(int fd, sockaddr *name, unsigned int *size)
     int setsockopt(int fd, int level, int option, const void *value, unsigned int size)
@@ -70,6 +71,7 @@ cdef extern from "<netinet/in.h>" nogil:
 
     unsigned short ntohs(unsigned short number)
     unsigned int ntohl(unsigned int number)
+    unsigned int htonl(unsigned int number)
 
 
 cdef extern from "<netinet/tcp.h>" nogil:

@@ -82,6 +82,7 @@ class DefaultExecutor:
 
     def __init__(self) -> None:
         self.pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self.is_given = False
         self.shutdown_called = False
 
     def get(self) -> concurrent.futures.ThreadPoolExecutor:
@@ -96,6 +97,7 @@ class DefaultExecutor:
         if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
             raise TypeError("executor must be ThreadPoolExecutor instance")
         self.pool = executor
+        self.is_given = True
 
     def close(self) -> None:
         """Shut the pool down without waiting: its threads end after the queued work."""

@@ -1,14 +1,21 @@
-"""Name resolution: getaddrinfo() and getnameinfo() in the executor, numeric addresses at once."""
+"""Name resolution: getaddrinfo() and getnameinfo() in threads, numeric addresses at once."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
+import types
 from asyncio.log import logger
+from collections.abc import Callable
 from socket import AddressFamily, SocketKind
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+if TYPE_CHECKING:
+    from uringloop._net.names import Names, Query
+
+T = TypeVar("T")
 Port: TypeAlias = bytes | str | int | None
 SocketAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 AddressInfo: TypeAlias = (
@@ -29,44 +36,100 @@ KINDS = {
 }
 
 
+def _unless_replaced(name: str) -> object:
+    """Return a function of the socket module; None if a program has put its own in its place."""
+    function = getattr(socket, name)
+    is_builtin = isinstance(function, types.BuiltinFunctionType)
+    is_own = is_builtin or getattr(function, "__globals__", None) is vars(socket)
+    return function if is_own else None
+
+
+GETADDRINFO = _unless_replaced("getaddrinfo")
+GETNAMEINFO = _unless_replaced("getnameinfo")
+
+
 async def getaddrinfo(
     loop: asyncio.AbstractEventLoop,
+    names: Names | None,
     host: bytes | str | None,
     port: Port,
-    *,
-    family: int = 0,
-    type: int = 0,
-    proto: int = 0,
-    flags: int = 0,
+    family: int,
+    type: int,
+    proto: int,
+    flags: int,
 ) -> list[AddressInfo]:
-    """Resolve on the default executor; in debug mode, log how long it took."""
-    resolve = _timed_getaddrinfo if loop.get_debug() else _getaddrinfo
-    return await loop.run_in_executor(None, resolve, host, port, family, type, proto, flags)
-
-
-def _getaddrinfo(
-    host: bytes | str | None, port: Port, family: int, type: int, proto: int, flags: int
-) -> list[AddressInfo]:
-    return list(socket.getaddrinfo(host, port, family, type, proto, flags))
-
-
-def _timed_getaddrinfo(
-    host: bytes | str | None, port: Port, family: int, type: int, proto: int, flags: int
-) -> list[AddressInfo]:
-    began = time.monotonic()
-    infos = _getaddrinfo(host, port, family, type, proto, flags)
-    took_ms = (time.monotonic() - began) * 1e3
-    level = logger.info if took_ms >= 100 else logger.debug
-    level("Getting address info %s:%r took %.3fms: %r", host, port, took_ms, infos)
+    """Resolve by *names*, or by the default executor; in debug mode, log how long it took."""
+    question = (host, port, family, type, proto, flags)
+    debug = loop.get_debug()
+    if debug:
+        _log_question(*question)
+    answer: Any = None
+    if names is not None and socket.getaddrinfo is GETADDRINFO:
+        answer = names.addresses(loop, *question)
+    if answer is None:
+        answer = await loop.run_in_executor(None, _timed, socket.getaddrinfo, question)
+    elif not isinstance(answer, tuple):
+        answer = await _answer_of(answer)
+    infos: list[AddressInfo]
+    infos, took_s = answer
+    if debug:
+        _log_answer(loop, took_s, infos, *question)
     return infos
 
 
 async def getnameinfo(
     loop: asyncio.AbstractEventLoop,
+    names: Names | None,
     sockaddr: SocketAddress,
-    flags: int = 0,
+    flags: int,
 ) -> tuple[str, str]:
-    return await loop.run_in_executor(None, socket.getnameinfo, sockaddr, flags)
+    """Resolve by *names*, or by the default executor."""
+    answer: Any = None
+    if names is not None and socket.getnameinfo is GETNAMEINFO:
+        answer = names.name(loop, sockaddr, flags)
+    if answer is None:
+        return await loop.run_in_executor(None, socket.getnameinfo, sockaddr, flags)
+    if not isinstance(answer, tuple):
+        answer = await _answer_of(answer)
+    found: tuple[str, str] = answer[0]
+    return found
+
+
+async def _answer_of(query: Query) -> tuple[Any, float]:
+    try:
+        return await query.new_waiter()
+    except asyncio.CancelledError:
+        query.forget_cancelled()
+        raise
+
+
+def _timed(function: Callable[..., T], args: tuple[Any, ...]) -> tuple[T, float]:
+    began = time.monotonic()
+    return function(*args), time.monotonic() - began
+
+
+def _log_question(host: object, port: object, *rest: object) -> None:
+    logger.debug("Get address info %s", _format_question(host, port, *rest))
+
+
+def _log_answer(
+    loop: Any, took_s: float, infos: object, host: object, port: object, *rest: object
+) -> None:
+    is_slow = took_s >= loop.slow_callback_duration
+    logger.log(
+        logging.INFO if is_slow else logging.DEBUG,
+        "Getting address info %s took %.3fms: %r",
+        _format_question(host, port, *rest),
+        took_s * 1e3,
+        infos,
+    )
+
+
+def _format_question(host: object, port: object, *rest: object) -> str:
+    options = zip(("family", "type", "proto", "flags"), rest, strict=True)
+    return ", ".join(
+        [f"{host}:{port!r}", *(f"{name}={value!r}" for name, value in options if value)]
+    )
 
 
 def literal_info(

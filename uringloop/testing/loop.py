@@ -250,6 +250,9 @@ class Loop(TestingCore, uringloop.loop.Loop):
         self.connections.servers.add(server)
         return server
 
+    def _usual_names(self) -> None:
+        """Have the default executor resolve names: a seed decides when its answers come."""
+
     async def getaddrinfo(self, host: Any, *args: Any, **options: Any) -> Any:
         if is_name(host) and self.happens("slow_name"):
             await asyncio.sleep(self.random() * SLOW_NAME_MAX_S)
