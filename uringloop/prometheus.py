@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from uringloop._loop.stats import COUNTERS, GAUGES
+from uringloop._loop.stats import COUNTERS, GAUGES, TIMES
 from uringloop._turn.stats import histograms_of, keep_histograms
 from uringloop._turn.timing import BOUNDS
 from uringloop.loop import Loop
@@ -43,7 +43,7 @@ def _lines(loop: Loop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
         yield from _head(metric, help_text, "counter")
         yield f"{metric}{common} {stats[name]}"  # type: ignore[literal-required]
     for name, help_text in GAUGES.items():
-        unit = "_seconds" if name.startswith("lag") else ""
+        unit = "_seconds" if name in TIMES else ""
         metric = f"{prefix}_{name}{unit}"
         yield from _head(metric, help_text, "gauge")
         yield f"{metric}{common} {stats[name]}"  # type: ignore[literal-required]

@@ -596,3 +596,52 @@ def test_a_forked_child_has_an_executor_of_its_own() -> None:
     loop.close()
     """
     assert seccomp.lines_of(script) == ["3"]
+
+
+# ── what stats() tells ───────────────────────────────────────────────────────────────────────
+
+
+def load_of(loop: uringloop.Loop) -> tuple[int, int, float]:
+    stats = loop.stats()
+    return stats["executor_threads"], stats["executor_queue"], stats["executor_wait"]
+
+
+def test_stats_tell_threads_queue_and_wait(loop: uringloop.Loop, gate: Gate) -> None:
+    assert load_of(loop) == (0, 0, 0.0)
+
+    async def main() -> None:
+        calls = [loop.run_in_executor(None, gate.pass_through, n) for n in range(THREADS_MAX + 3)]
+        gate.await_entered(THREADS_MAX)
+        await asyncio.sleep(0.02)
+        first = load_of(loop)
+        assert first[:2] == (THREADS_MAX, 3)
+        # The first call in the queue waits longer with each moment.
+        assert 0.02 <= first[2] < load_of(loop)[2]
+        # Items of submit() count, too.
+        submitted = pool_of(loop).submit(gate.pass_through, 0)
+        assert load_of(loop)[:2] == (THREADS_MAX, 4)
+        gate.opened.set()
+        await asyncio.gather(*calls, asyncio.wrap_future(submitted))
+        assert load_of(loop)[:2] == (THREADS_MAX, 0)
+        await loop.run_in_executor(None, int)
+        assert load_of(loop)[2] > 0.0
+
+    loop.run_until_complete(main())
+    loop.close()
+    assert load_of(loop) == (0, 0, 0.0)
+
+
+def test_stats_tell_threads_and_queue_of_an_executor_of_the_program(
+    loop: uringloop.Loop, gate: Gate
+) -> None:
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    loop.set_default_executor(pool)
+
+    async def main() -> None:
+        calls = [loop.run_in_executor(None, gate.pass_through, number) for number in range(3)]
+        gate.await_entered(1)
+        assert load_of(loop) == (1, 2, 0.0)
+        gate.opened.set()
+        await asyncio.gather(*calls)
+
+    loop.run_until_complete(main())

@@ -118,8 +118,10 @@ def test_names_follow_the_conventions_for_counters_and_units(worked: uringloop.L
     assert counting == {name for name in families if name.endswith("_total")}
     gauges = {name for name, family in families.items() if family.kind == "gauge"}
     present = ("operations", "buffers_out", "callbacks_ready", "timers_pending")
+    of_executor = ("threads", "queue", "wait_seconds")
     assert gauges == {
         *(f"uringloop_{name}" for name in present),
+        *(f"uringloop_executor_{name}" for name in of_executor),
         "uringloop_lag_seconds",
         "uringloop_lag_max_seconds",
     }

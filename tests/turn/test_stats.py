@@ -34,7 +34,17 @@ from uringloop import prometheus
 from uringloop._loop.stats import COUNTERS, GAUGES, HISTOGRAM, Stats
 
 # Entries of stats() about the present; all others count from the creation of the loop.
-PRESENT = {"operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "batches"}
+PRESENT = {
+    "operations",
+    "buffers_out",
+    "callbacks_ready",
+    "timers_pending",
+    "lag",
+    "batches",
+    "executor_threads",
+    "executor_queue",
+    "executor_wait",
+}
 
 SIZES = pytest.mark.parametrize("size", [1, 1000, 64 * 1024 + 1, 3_000_001])
 

@@ -197,7 +197,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
     def stats(self) -> Stats:
         """Return counters of the loop's work and its current state. Any thread may call it."""
-        stats: Stats = stats_of(self)
+        stats: Stats = stats_of(self) | self._executor.load()
         return stats
 
     # ── running ──────────────────────────────────────────────────────────────────────────────

@@ -93,6 +93,21 @@ class DefaultExecutor:
             self.pool = kind(thread_name_prefix="asyncio")
         return self.pool
 
+    def load(self) -> dict[str, float]:
+        """Return what stats() says of the pool. Any thread may call it."""
+        pool = self.pool
+        queue = getattr(pool, "_work_queue", None)
+        queued, wait_s = 0, 0.0
+        if isinstance(queue, jobs.JobQueue):
+            queued, wait_s = queue.waits()
+        elif queue is not None:
+            queued = queue.qsize()
+        return {
+            "executor_threads": len(getattr(pool, "_threads", ())),
+            "executor_queue": queued,
+            "executor_wait": wait_s,
+        }
+
     def set(self, executor: object) -> None:
         if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
             raise TypeError("executor must be ThreadPoolExecutor instance")

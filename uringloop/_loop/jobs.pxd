@@ -1,6 +1,7 @@
 """Calls of functions in the threads of a pool, and the way of their results to the loop."""
 
 cimport cython
+from libc.stdint cimport int64_t
 
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore
@@ -14,6 +15,7 @@ cdef struct Parked:
 
 cdef class Item:
     cdef Item next              # in the queue, behind this one
+    cdef int64_t put_ns         # when it was put
     cdef object foreign         # an item of the ThreadPoolExecutor's own; unused in a Job
 
 
@@ -37,6 +39,7 @@ cdef class JobQueue:
     cdef Item first             # None if the queue is empty
     cdef Item last
     cdef Py_ssize_t count
+    cdef int64_t waited_ns      # for how long the last item was in the queue
     cdef Parked *parked         # the threads that wait, the latest first
     cdef Py_ssize_t parked_count
     cdef bint one_is_waking     # a thread that was woken has not yet looked for an item

@@ -18,9 +18,11 @@ import os
 import queue
 
 cimport cython
+from libc.stdint cimport int64_t
 
 from uringloop._cpython.pyapi cimport PyContext_New, PyErr_SetHandledException
 from uringloop._cpython.stdlib cimport JOB_QUEUE, uses
+from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.park cimport uring_park, uring_unpark
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore
@@ -154,6 +156,18 @@ cdef class JobQueue:
             self.append(job)
         return job.awaited
 
+    def waits(self):
+        """Return the number of items, and for how many seconds the last one has waited.
+
+        The last one that a thread has taken; or the first one in the queue, if it waits longer.
+        """
+        cdef int64_t waited_ns
+        with cython.critical_section(self):
+            waited_ns = self.waited_ns
+            if self.first is not None:
+                waited_ns = max(waited_ns, uring_clock_ns() - self.first.put_ns)
+            return self.count, waited_ns * 1e-9
+
     def has_idle(self):
         """Return whether there are as many idle threads as items."""
         with cython.critical_section(self):
@@ -166,6 +180,7 @@ cdef class JobQueue:
             self.closed = True
 
     cdef int append(self, Item item) except -1:
+        item.put_ns = uring_clock_ns()
         if self.first is None:
             self.first = item
         else:
@@ -192,6 +207,7 @@ cdef class JobQueue:
     cdef Item remove_first(self):
         """Remove and return the first item, and wake a thread if more are left."""
         cdef Item item = self.first
+        self.waited_ns = uring_clock_ns() - item.put_ns
         self.first = item.next
         item.next = None
         self.count -= 1

@@ -30,6 +30,9 @@ class Stats(TypedDict):
     lag: float
     lag_max: float
     stalls: int
+    executor_threads: int
+    executor_queue: int
+    executor_wait: float
 
 
 # Figures that only grow.
@@ -54,6 +57,11 @@ GAUGES = {
     "timers_pending": "Timers that have not run yet.",
     "lag": "Lateness of the last timer, or time for which the loop has been blocked, if longer.",
     "lag_max": "Largest lag so far.",
+    "executor_threads": "Threads of the default executor.",
+    "executor_queue": "Calls that wait for a thread of the default executor.",
+    "executor_wait": "Wait of the last call that left the queue, or of the first in it, if longer.",
 }
+# The gauges that are times.
+TIMES = {"lag", "lag_max", "executor_wait"}
 # Completions by turn, and their sum: a histogram.
 HISTOGRAM = {"batches", "batched"}

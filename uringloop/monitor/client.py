@@ -41,7 +41,17 @@ RATED = (
     "overflows",
 )
 # The values of stats() that are shown as they are.
-SHOWN = ("operations", "buffers_out", "callbacks_ready", "timers_pending", "lag", "lag_max")
+SHOWN = (
+    "operations",
+    "buffers_out",
+    "callbacks_ready",
+    "timers_pending",
+    "lag",
+    "lag_max",
+    "executor_threads",
+    "executor_queue",
+    "executor_wait",
+)
 
 Kinds = Mapping[str, type | types.UnionType]
 

@@ -14,11 +14,11 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, TypedDict
 
-from uringloop._turn.stats import open_loops, stats_of, thread_state_of
+from uringloop._loop.base_loop import BaseLoop
+from uringloop._turn.stats import open_loops, thread_state_of
 from uringloop.monitor.commands import own_command
 
 if TYPE_CHECKING:
-    from uringloop._loop.base_loop import BaseLoop
     from uringloop._loop.stats import Stats
 
 # The version of the answers: a new key does not change it, a changed meaning increments it.
@@ -145,7 +145,8 @@ def _loop_snapshot(
         "debug": loop.get_debug(),
         "backend": loop.backend,
         "backend_reason": loop.backend_reason,
-        "stats": stats_of(loop),
+        # A program may have overridden the method.
+        "stats": BaseLoop.stats(loop),
     }
 
 
