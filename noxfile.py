@@ -236,6 +236,7 @@ def threads_stress(session: nox.Session) -> None:
     """Use loops from other threads, at random, for ten minutes: -- --seconds 60"""
     install(session, "bench", "test")
     session.run("python", "tests/threads/stress.py", "--seconds", "600", *session.posargs)
+    session.run("python", "tests/threads/jobs.py", "--jobs", "1000000")
 
 
 # ── sanitizers ────────────────────────────────────────────────────────────────────────────────
@@ -386,6 +387,7 @@ def tsan_threads(session: nox.Session) -> None:
     said = f"suppressions={suppressions}:log_path={reports}/report"
     session.env["TSAN_OPTIONS"] = f"{said}:history_size=7:exitcode=0:die_after_fork=0"
     session.run("python", "tests/threads/stress.py", "--seconds", "120", *options)
+    session.run("python", "tests/threads/jobs.py")
     # Slow Pythons fail tests of times; only reports count.
     tested = ["-m", "not slow", "-o", "faulthandler_timeout=0", *TSAN_TESTS]
     session.run("python", "-m", "pytest", *tested, success_codes=ANY_STATUS)
