@@ -1,8 +1,9 @@
 """Behaviour of event loops under faults: `python benchmarks/faults [--loops A,B] [--only WORD]`.
 
-Runs each fault of peers.py, readiness.py, tls.py, life.py, limits.py and ends.py on each loop, in a
-process of its own. A cell of the table shows the outcome: bytes lost, memory, descriptors, time to
-recovery. A violation is bold. The first line of a fault's docstring is the title of its row.
+Runs each fault of peers.py, readiness.py, tls.py, life.py, threads.py, limits.py and ends.py on
+each loop, in a process of its own. A cell of the table shows the outcome: bytes lost, memory,
+descriptors, time to recovery. A violation is bold. The first line of a fault's docstring is the
+title of its row.
 
 The exit status is 1 if a cell of uringloop or uringloop-soft has a violation, otherwise 0.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 from uringloop.bench import loops
 from uringloop.bench import markdown as md
 
-from . import ends, life, limits, peers, readiness, tls
+from . import ends, life, limits, peers, readiness, threads, tls
 from .common import Fault
 
 FAULTS: tuple[Fault, ...] = (
@@ -28,6 +29,7 @@ FAULTS: tuple[Fault, ...] = (
     *readiness.FAULTS,
     *tls.FAULTS,
     *life.FAULTS,
+    *threads.FAULTS,
     *limits.FAULTS,
     *life.PROGRAM_FAULTS,
     *ends.FAULTS,

@@ -184,6 +184,7 @@ static inline void *name_thread(void *argument) {
     struct name_threads *threads = argument;
     struct name_query *query;
 
+    pthread_setname_np(pthread_self(), "uringloop-names");
     pthread_mutex_lock(&threads->lock);
     threads->one_is_coming = false;
     while ((query = name_wait(threads))) {
