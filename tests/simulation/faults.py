@@ -20,6 +20,7 @@ HARMLESS = (
     "missed_end",
     "stall",
     "slow_disk",
+    "slow_call",
 )
 HARMFUL = ("reset", "no_memory", "no_files")
 # What ends calls of files.

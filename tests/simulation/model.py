@@ -434,6 +434,31 @@ class Model:
         if ran != list(range(count)):
             raise Difference(f"call_soon_threadsafe in the order {ran}")
 
+    async def calls(self, count: int, cancels: int) -> None:
+        """Call functions in threads, and cancel *cancels* of the calls."""
+        self.note("calls", count, cancels)
+        ran: list[int] = []
+
+        def call(number: int) -> int:
+            ran.append(number)
+            return number // (number % 5)
+
+        calls = [self.loop.run_in_executor(None, call, number) for number in range(count)]
+        cancelled = set(self.rng.sample(range(count), min(cancels, count)))
+        for number in cancelled:
+            calls[number].cancel()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for number, outcome in enumerate(outcomes):
+            expected = asyncio.CancelledError if number in cancelled else ZeroDivisionError
+            if number in cancelled or number % 5 == 0:
+                right = isinstance(outcome, expected)
+            else:
+                right = outcome == number // (number % 5)
+            if not right:
+                raise Difference(f"call {number} has the outcome {outcome!r}")
+        if len(set(ran)) != len(ran) or not set(range(count)) - cancelled <= set(ran):
+            raise Difference(f"of {count} calls, without {cancelled}, these ran: {ran}")
+
     async def sockets(self, size: int, cancels: int) -> None:
         """Send with sock_sendall to a sock_recv that is cancelled *cancels* times."""
         self.note("sockets", size, cancels)

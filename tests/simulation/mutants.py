@@ -838,6 +838,62 @@ MUTANTS = (
         "res == -EAGAIN or res == -EBUSY\n",
         "res == -EAGAIN\n",
     ),
+    Mutant(
+        "a thread that takes a call wakes no other one",
+        "_loop/jobs.pyx",
+        "        else:\n            self.wake_one()\n        return item\n",
+        "        return item\n",
+        "loop/test_default_executor.py"
+        "::test_a_call_that_waits_does_not_keep_others_from_idle_threads",
+    ),
+    Mutant(
+        "a cancelled call runs",
+        "_loop/jobs.pyx",
+        "        if self.awaited.cancelled():\n",
+        "        if False:\n",
+        "loop/test_default_executor.py::test_a_cancelled_call_does_not_run",
+    ),
+    Mutant(
+        "a forked child counts the threads of its parent",
+        "_loop/jobs.pyx",
+        "            self.parked_count = 0\n",
+        "",
+        "loop/test_default_executor.py::test_a_forked_child_knows_that_the_threads_are_gone",
+    ),
+    Mutant(
+        "the result of a call is given to nobody",
+        "_loop/jobs.pyx",
+        "            awaited.set_result(self.result)\n",
+        "",
+    ),
+    Mutant(
+        "a thread that has a slow name calls no other one",
+        "_net/name_threads.h",
+        "            if (threads->first)\n                name_call_thread(threads);\n",
+        "",
+        "net/test_slow_names.py::test_slow_names_do_not_stop_a_fast_one",
+    ),
+    Mutant(
+        "a name that nobody awaits is resolved",
+        "_net/names.pyx",
+        "        if name_is_queued(self.asked):\n",
+        "        if False:\n",
+        "net/test_slow_names.py::test_names_that_nobody_awaits_any_more_are_not_resolved",
+    ),
+    Mutant(
+        "equal questions are asked twice",
+        "_net/names.pyx",
+        "        if equal is not None:\n            return equal\n",
+        "",
+        "net/test_slow_names.py::test_equal_questions_share_one_call",
+    ),
+    Mutant(
+        "threads for names stay behind their loop",
+        "_net/name_threads.h",
+        "    while (!threads->first && !threads->closed && !timed_out) {\n",
+        "    while (!threads->first && !timed_out) {\n",
+        "net/test_slow_names.py::test_a_loop_that_closes_ends_its_threads",
+    ),
 )
 
 

@@ -400,6 +400,41 @@ def test_a_call_is_cancelled_with_its_executor() -> None:
     assert ran == []
 
 
+def test_the_result_of_a_call_takes_its_time() -> None:
+    async def main() -> tuple[float, list[object]]:
+        loop = asyncio.get_running_loop()
+        calls = [loop.run_in_executor(None, int, text) for text in ("7", "x", "8")]
+        calls[2].cancel()
+        answers: list[object] = await asyncio.gather(*calls, return_exceptions=True)
+        return loop.time(), answers
+
+    began = testing.Loop.START_S
+    for seed in range(10):
+        ended, answers = run(main(), seed=seed, faults=testing.Faults(slow_call=1.0))[0]
+        assert 0 < ended - began < 2
+        assert answers[0] == 7
+        assert isinstance(answers[1], ValueError)
+        assert isinstance(answers[2], asyncio.CancelledError)
+
+
+def test_a_seed_chooses_the_order_of_results_of_calls() -> None:
+    async def main() -> tuple[int, ...]:
+        loop = asyncio.get_running_loop()
+        order = []
+
+        async def call(number: int) -> None:
+            await loop.run_in_executor(None, int)
+            order.append(number)
+
+        await asyncio.gather(*map(call, range(4)))
+        return tuple(order)
+
+    for faults in (testing.Faults(), testing.Faults(slow_call=0.5)):
+        orders = [run(main(), seed=seed, faults=faults)[0] for seed in range(40)]
+        assert orders == [run(main(), seed=seed, faults=faults)[0] for seed in range(40)]
+        assert len(set(orders)) > 10
+
+
 def listen_on_both() -> socket.socket:
     sock = socket.socket(socket.AF_INET6)
     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

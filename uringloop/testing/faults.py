@@ -65,8 +65,10 @@ class Faults:
     no_space: float = 0.0
     bad_disk: float = 0.0
     slow_disk: float = 0.0
-    # A call of run_in_executor() is cancelled: its executor is shut down.
+    # A call of run_in_executor() is cancelled: its executor is shut down. Or its result comes up to
+    # 2 s later.
     cancelled_call: float = 0.0
+    slow_call: float = 0.0
 
     def __post_init__(self) -> None:
         for name, chance in dataclasses.asdict(self).items():

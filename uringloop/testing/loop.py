@@ -42,6 +42,7 @@ DELAY_MAX_S = 0.5
 SPLIT_MAX = 64
 # How long resolving a slow name takes at most.
 SLOW_NAME_MAX_S = 5.0
+SLOW_CALL_MAX_S = 2.0
 # How long, in real time, the shutdown of a pool of threads is put off at most.
 LATE_MAX_S = 1.0
 # The faults that happen in this package's Python, not in the ring or the compiled part.
@@ -212,7 +213,31 @@ class Loop(TestingCore, uringloop.loop.Loop):
         future.add_done_callback(self._call_ended)
         if isinstance(pool, ThreadPoolExecutor):
             self._let_thread_work(before)
+        if self.happens("slow_call"):
+            return self._delayed(future, self.random() * SLOW_CALL_MAX_S)
         return future
+
+    def _delayed(self, call: asyncio.Future[Any], seconds: float) -> asyncio.Future[Any]:
+        """Return a future that becomes done *seconds* after *call*, with the same outcome."""
+        late: asyncio.Future[Any] = self.create_future()
+
+        def pass_on() -> None:
+            if late.done():
+                return
+            if call.cancelled():
+                late.cancel()
+            elif (error := call.exception()) is not None:
+                late.set_exception(error)
+            else:
+                late.set_result(call.result())
+
+        def pass_cancel(_: object) -> None:
+            if late.cancelled():
+                call.cancel()
+
+        call.add_done_callback(lambda _: self.call_later(seconds, pass_on))
+        late.add_done_callback(pass_cancel)
+        return late
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         pool = self._executor.pool
