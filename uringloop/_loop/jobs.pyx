@@ -14,7 +14,6 @@ so a burst of short jobs does not wake all threads, which would only wait for ea
 
 import asyncio
 import concurrent.futures
-import os
 import queue
 
 cimport cython
@@ -24,6 +23,7 @@ from uringloop._cpython.pyapi cimport PyContext_New, PyErr_SetHandledException
 from uringloop._cpython.stdlib cimport JOB_QUEUE, uses
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.park cimport uring_park, uring_unpark
+from uringloop._ring.ring cimport PROCESS
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.turn cimport LoopCore
 
@@ -34,16 +34,6 @@ cdef dict TRANSLATED = {
     concurrent.futures.CancelledError: asyncio.CancelledError,
     concurrent.futures.InvalidStateError: asyncio.InvalidStateError,
 }
-# How many forks lie between the first process that imported this module and this process.
-cdef unsigned int forks = 0
-
-
-def _count_fork():
-    global forks
-    forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 def is_used():
@@ -137,7 +127,7 @@ cdef class Job(Item):
 cdef class JobQueue:
 
     def __cinit__(self):
-        self.forks = forks
+        self.process = PROCESS
 
     def add_job(self, LoopCore loop not None, function, tuple args not None):
         """Have a thread call *function*; return the future, or None if the queue is closed."""
@@ -230,8 +220,8 @@ cdef class JobQueue:
 
     cdef void forget_threads(self) noexcept:
         """Forget, in a forked child, the threads of the parent, whose stacks are gone."""
-        if self.forks != forks:
-            self.forks = forks
+        if self.process != PROCESS:
+            self.process = PROCESS
             self.parked = NULL
             self.parked_count = 0
             self.one_is_waking = False

@@ -22,6 +22,10 @@ from uringloop._ring.uring cimport (
 )
 
 
+# How many forks lie between the first process that imported this module and this process.
+cdef unsigned int PROCESS
+
+
 # Called in the loop's thread for every completion of the operation; an exception (-1) leaves the
 # turn.
 ctypedef int (*completion)(Operation *op, int res, unsigned int flags) except -1

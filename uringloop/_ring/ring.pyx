@@ -21,6 +21,8 @@ the loop does not run. Only the kernel knows which thread a ring belongs to: it 
 all others (see `take_over`).
 """
 
+import os
+
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_TYPE
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
@@ -162,6 +164,16 @@ cdef enum:
     OPEN_ROUNDS_MAX = 8
 
 uring_watch_forks()
+# 0 in the first process that imported this module; a forked child adds one.
+PROCESS = 0
+
+
+def _count_fork():
+    global PROCESS
+    PROCESS += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 cdef bint has_missed(const io_uring_cqe *cqe) noexcept:

@@ -176,12 +176,14 @@ cdef class LoopCore:
     cdef bint try_put(self, Handle handle) noexcept
     cdef inline char *scratch_memory(self) except NULL:
         """Return SCRATCH_SIZE bytes, which a system call fills and the caller copies at once."""
-        return self.scratch if self.scratch != NULL else self.allocate(&self.scratch)
+        if self.scratch != NULL:
+            return self.scratch
+        return self.allocate(&self.scratch)
     cdef inline char *tls_memory(self) except NULL:
         """Return SCRATCH_SIZE bytes for the receives of TLS."""
-        if self.tls_received == NULL:
-            self.allocate(&self.tls_received)
-        return self.tls_received
+        if self.tls_received != NULL:
+            return self.tls_received
+        return self.allocate(&self.tls_received)
     cdef char *allocate(self, char **memory) except NULL
     cdef int run_turns(self) except -1
     cdef int run_turn(self) except -1

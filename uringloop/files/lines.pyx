@@ -40,10 +40,11 @@ from uringloop._cpython.pyapi cimport (
 from uringloop.files.calls cimport LATER, CallKind, new_call, new_kind
 from uringloop.files.memory cimport shortened
 from uringloop.files.open_file cimport OpenFile
-from uringloop.files.operation cimport PROCESS, SLICE_BYTES
+from uringloop.files.operation cimport SLICE_BYTES
 from uringloop.files.scheduling cimport CallLock, FilesOfLoop
 from uringloop._kernel.errors cimport EAGAIN
 from uringloop._kernel.files cimport SEEK_CUR, SEEK_SET, lseek, uring_read_cached
+from uringloop._ring.ring cimport PROCESS
 
 from uringloop.files.positions import Chunk
 

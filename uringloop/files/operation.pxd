@@ -11,10 +11,6 @@ cdef enum:
     SLICE_BYTES = 128 * 1024
 
 
-# How many forks lie between the first process that imported this module and this process.
-cdef unsigned int PROCESS
-
-
 cdef class Descriptor:
     # The descriptor of a file. It is not closed before the operations that use it have ended.
     cdef int fd                     # -1 once it is closed

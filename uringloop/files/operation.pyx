@@ -19,7 +19,6 @@ ended, idempotent operations are submitted again. If the kernel could not start 
 the process's limits, the request is performed in the loop's thread, which blocks.
 """
 
-import os
 from asyncio import CancelledError, Future, get_running_loop
 
 cimport cython
@@ -48,17 +47,6 @@ from uringloop._ring.ring cimport (
 from uringloop._turn.turn cimport LoopCore, is_elsewhere
 
 cdef object GET_RUNNING_LOOP = get_running_loop
-
-# 0 in the first process that imported this module; a forked child adds one.
-PROCESS = 0
-
-
-def _count_fork():
-    global PROCESS
-    PROCESS += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
 
 
 cdef class Descriptor:

@@ -20,7 +20,6 @@ from uringloop.files.operation cimport (
     IDEMPOTENT,
     OUT_OF_TIME,
     PREPARED,
-    PROCESS,
     SLICE_BYTES,
     Descriptor,
     FileOperation,
@@ -39,7 +38,7 @@ from uringloop._kernel.files cimport (
     uring_take_cached,
     uring_write_cached,
 )
-from uringloop._ring.ring cimport RUN_WAITS
+from uringloop._ring.ring cimport PROCESS, RUN_WAITS
 from uringloop._turn.turn cimport LoopCore
 
 

@@ -33,9 +33,10 @@ from uringloop._cpython.pyapi cimport (
     take_text,
     this_thread,
 )
-from uringloop.files.operation cimport PROCESS, SLICE_BYTES, ring_loop
+from uringloop.files.operation cimport SLICE_BYTES, ring_loop
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.libc cimport MADV_DONTNEED, getpagesize, madvise
+from uringloop._ring.ring cimport PROCESS
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.turn cimport LoopCore, runs_here
 
