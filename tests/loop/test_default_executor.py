@@ -627,6 +627,8 @@ def test_stats_tell_threads_queue_and_wait(loop: uringloop.Loop, gate: Gate) -> 
         assert load_of(loop)[2] > 0.0
 
     loop.run_until_complete(main())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    assert load_of(loop) == (0, 0, 0.0)
     loop.close()
     assert load_of(loop) == (0, 0, 0.0)
 

@@ -7,12 +7,16 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static int released;
 static int asked;
 static int threads_refused;
+static int wakes_are_held;
+static int held_wakes;
 
 typedef int resolver(const char *, const char *, const struct addrinfo *, struct addrinfo **);
 typedef int starter(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
@@ -47,6 +51,23 @@ void release_names(void) {
     released = 1;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
+}
+
+/* Lets writes to eventfds wait until it is called with 0. */
+void hold_wakes(int held) { __atomic_store_n(&wakes_are_held, held, __ATOMIC_RELEASE); }
+
+/* Returns how many writes have waited, or wait. */
+int wakes_held(void) { return __atomic_load_n(&held_wakes, __ATOMIC_ACQUIRE); }
+
+int eventfd_write(int fd, eventfd_t value) {
+    int (*next)(int, eventfd_t) = (int (*)(int, eventfd_t))dlsym(RTLD_NEXT, "eventfd_write");
+
+    if (__atomic_load_n(&wakes_are_held, __ATOMIC_ACQUIRE)) {
+        __atomic_add_fetch(&held_wakes, 1, __ATOMIC_ACQ_REL);
+        while (__atomic_load_n(&wakes_are_held, __ATOMIC_ACQUIRE))
+            usleep(1000);
+    }
+    return next(fd, value);
 }
 
 void refuse_threads(int refused) { __atomic_store_n(&threads_refused, refused, __ATOMIC_RELEASE); }

@@ -876,8 +876,8 @@ MUTANTS = (
     Mutant(
         "a name that nobody awaits is resolved",
         "_net/names.pyx",
-        "        if name_is_queued(self.asked):\n",
-        "        if False:\n",
+        "        if handle != NULL:\n            del self.queries",
+        "        if False:\n            del self.queries",
         "net/test_slow_names.py::test_names_that_nobody_awaits_any_more_are_not_resolved",
     ),
     Mutant(
@@ -893,6 +893,13 @@ MUTANTS = (
         "    while (!threads->first && !threads->closed && !timed_out) {\n",
         "    while (!threads->first && !timed_out) {\n",
         "net/test_slow_names.py::test_a_loop_that_closes_ends_its_threads",
+    ),
+    Mutant(
+        "a forked child takes the lock of its parent's threads",
+        "_net/names.pyx",
+        "    return threads != NULL and threads.process != PROCESS\n",
+        "    return False\n",
+        "net/test_slow_names.py::test_a_forked_child_closes_a_loop_whose_thread_has_the_lock",
     ),
 )
 

@@ -77,11 +77,10 @@ async def act(model: Model, rng: random.Random) -> None:
         await model.soon(rng.randrange(1, 20))
     elif what < 0.88:
         await model.timers(rng.randrange(1, 10))
+    elif what < 0.89:
+        await model.thread(rng.randrange(1, 5))
     elif what < 0.9:
-        if rng.random() < 0.5:
-            await model.thread(rng.randrange(1, 5))
-        else:
-            await model.calls(rng.randrange(1, 20), rng.randrange(4))
+        await model.calls(rng.randrange(1, 20), rng.randrange(4))
     elif what < 0.93:
         if rng.random() < 0.5:
             await model.sockets(rng.choice(SIZES), rng.randrange(4))

@@ -34,7 +34,7 @@ from uringloop._loop.executors import ThreadPool
 BURST_MAX = 300
 # The calls of a pool: it is shut down then, with calls in its queue.
 POOL_CALLS = 3000
-# A program that has not made a step for so long hangs.
+# The program may take so long, and a second more for each hundred calls.
 PATIENCE_S = 300.0
 
 
@@ -52,6 +52,9 @@ class Call:
     def __init__(self, number: int) -> None:
         self.number = number
         self.ran = 0
+        # What may have cancelled it: the caller, and a shutdown of its pool.
+        self.was_cancelled = False
+        self.pool = 0
 
     def count(self) -> None:
         # Only one thread does this, or the call is reported.
@@ -100,6 +103,9 @@ class Stress:
         self.unawaited: list[Call] = []
         self.pool = ThreadPool(threads)
         self.pool_calls = 0
+        self.pool_number = 0
+        # The pools whose shutdown has cancelled the calls in the queue.
+        self.cancelled_pools: set[int] = set()
         self.pools = weakref.WeakSet([self.pool])
 
     def take(self, wanted: int) -> int:
@@ -115,11 +121,21 @@ class Stress:
     def replace_pool(self) -> None:
         old, self.pool, self.pool_calls = self.pool, ThreadPool(self.threads), 0
         self.pools.add(self.pool)
+        cancel = self.chance.random() < 0.5
+        if cancel:
+            self.cancelled_pools.add(self.pool_number)
+        self.pool_number += 1
         # Other threads use the old one at this moment.
-        old.shutdown(wait=self.chance.random() < 0.3, cancel_futures=self.chance.random() < 0.5)
+        old.shutdown(wait=self.chance.random() < 0.3, cancel_futures=cancel)
         self.done["shutdowns"] += 1
 
     def run_loops(self, chance: random.Random) -> None:
+        try:
+            self.run_some_loops(chance)
+        except BaseException as error:
+            self.wrong.append(f"a thread has ended with {error!r}")
+
+    def run_some_loops(self, chance: random.Random) -> None:
         while self.left:
             loop = uringloop.Loop()
             # Debug mode reports turns that are slow, as on a busy machine.
@@ -151,15 +167,17 @@ class Stress:
     ) -> tuple[asyncio.Future[int] | None, Call, Callable[[Call], int]]:
         kinds, weights = zip(*KINDS, strict=True)
         (kind,) = chance.choices(kinds, weights)
+        with self.lock:
+            pool, call.pool = self.pool, self.pool_number
         try:
-            future = loop.run_in_executor(self.pool, kind, call)
+            future = loop.run_in_executor(pool, kind, call)
         except RuntimeError as error:
             if "cannot schedule new futures" not in str(error):
                 raise
             self.done["refused"] += 1
             return None, call, kind
         if chance.random() < 0.2:
-            future.cancel()
+            call.was_cancelled = future.cancel()
         return future, call, kind
 
     async def check(
@@ -170,12 +188,14 @@ class Stress:
         chance: random.Random,
     ) -> None:
         if chance.random() < 0.05:
-            future.cancel()
+            call.was_cancelled |= future.cancel()
         outcome = ""
         try:
             result = await future
         except asyncio.CancelledError:
             outcome = "cancelled"
+            if not (call.was_cancelled or call.pool in self.cancelled_pools):
+                self.wrong.append(f"{call.number} was cancelled by nobody")
         except (Failed, Left) as error:
             outcome = "raised"
             if type(error) is not RAISED.get(kind) or error.args != (call.number,):

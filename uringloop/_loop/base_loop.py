@@ -275,8 +275,10 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
             # Raises ValueError in a thread other than the main thread.
             signals.close(self)
         finally:
-            self._executor.close()
-            self._release()
+            try:
+                self._executor.close()
+            finally:
+                self._release()
 
     def _release(self) -> None:
         """Release what a derived class owns; called once, when the loop is closed."""

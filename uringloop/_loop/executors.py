@@ -84,6 +84,7 @@ class DefaultExecutor:
         self.pool: concurrent.futures.ThreadPoolExecutor | None = None
         self.is_given = False
         self.shutdown_called = False
+        self.ended = False
 
     def get(self) -> concurrent.futures.ThreadPoolExecutor:
         if self.shutdown_called:
@@ -95,12 +96,13 @@ class DefaultExecutor:
 
     def load(self) -> dict[str, float]:
         """Return what stats() says of the pool. Any thread may call it."""
-        pool = self.pool
+        # A pool that has ended still has its threads, and what ended them in its queue.
+        pool = None if self.ended else self.pool
         queue = getattr(pool, "_work_queue", None)
         queued, wait_s = 0, 0.0
         if isinstance(queue, jobs.JobQueue):
             queued, wait_s = queue.waits()
-        elif queue is not None:
+        elif queue is not None and hasattr(queue, "qsize"):
             queued = queue.qsize()
         return {
             "executor_threads": len(getattr(pool, "_threads", ())),
@@ -142,6 +144,7 @@ class DefaultExecutor:
             pool.shutdown(wait=False)
         else:
             joiner.join()
+            self.ended = True
 
 
 def _join(

@@ -10,7 +10,7 @@
  * The loop's thread makes a query, and may read it while it is NEW or TOLD. A lock protects the queue
  * and the states. A thread holds it while it tells the loop: a query that is TOLD is the loop's alone.
  *
- * In a forked child the threads do not exist and the lock may be taken, so nothing is touched. */
+ * In a forked child the threads do not exist and the lock may be taken: it must call nothing here. */
 #ifndef URINGLOOP_NET_NAME_THREADS_H
 #define URINGLOOP_NET_NAME_THREADS_H
 
@@ -23,10 +23,9 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
 
-/* A name server that does not answer keeps a thread for seconds. So many such queries do not stop
- * others; more of them make others wait. */
+/* A name server that does not answer keeps a thread for seconds. While so many queries hang, all
+ * others wait. */
 #define NAME_THREADS_MAX 32
 /* A thread that has had nothing to do for so long ends. */
 #define NAME_IDLE_S 10
@@ -66,7 +65,7 @@ struct name_threads {
     bool one_is_coming; /* a thread that was woken or started has not yet looked for a query */
     bool closed;
     int users; /* the loop, each thread and each query that is not NEW; the last one frees this */
-    pid_t process;
+    unsigned process; /* that of the threads, as PROCESS in ring.pxd */
     /* Puts a handle into the loop's inbox; returns 0 if the loop is closed. */
     int (*tell)(void *inbox, void *handle);
     void *inbox; /* exists as long as a handle */
@@ -121,7 +120,7 @@ static inline void *name_thread(void *argument);
 
 /* Starts a thread without the program's signals, whose handlers are the business of its threads. */
 static inline int name_start_thread(struct name_threads *threads) {
-    static const int faults[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV};
+    static const int faults[] = {SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP};
     pthread_attr_t attributes;
     pthread_t thread;
     sigset_t blocked, before;
@@ -213,7 +212,8 @@ static inline void *name_thread(void *argument) {
 }
 
 /* Returns the threads of a loop, of which none is started yet; NULL if there is no memory. */
-static inline struct name_threads *name_open(int (*tell)(void *, void *), void *inbox) {
+static inline struct name_threads *name_open(int (*tell)(void *, void *), void *inbox,
+                                             unsigned process) {
     struct name_threads *threads = calloc(1, sizeof(*threads));
     pthread_condattr_t attributes;
 
@@ -225,16 +225,14 @@ static inline struct name_threads *name_open(int (*tell)(void *, void *), void *
     pthread_cond_init(&threads->changed, &attributes);
     pthread_condattr_destroy(&attributes);
     threads->users = 1;
-    threads->process = getpid();
+    threads->process = process;
     threads->tell = tell;
     threads->inbox = inbox;
     return threads;
 }
 
-/* Lets the threads end when they have done what they do. The loop has left its queries. */
+/* Lets the threads end when they have done what they do. */
 static inline void name_close(struct name_threads *threads) {
-    if (threads->process != getpid())
-        return;
     pthread_mutex_lock(&threads->lock);
     threads->closed = true;
     pthread_cond_broadcast(&threads->changed);
@@ -267,14 +265,13 @@ static inline int name_ask(struct name_threads *threads, struct name_query *quer
 /* Ends the loop's use of a query. Returns its handle, or NULL if an inbox has it. */
 static inline void *name_leave(struct name_query *query) {
     struct name_threads *threads = query->threads;
-    void *handle = query->handle;
+    void *handle;
 
     if (!threads) {
+        handle = query->handle;
         name_free(query);
         return handle;
     }
-    if (threads->process != getpid())
-        return NULL;
     pthread_mutex_lock(&threads->lock);
     handle = query->handle;
     if (query->state == NAME_TOLD) {
@@ -287,15 +284,18 @@ static inline void *name_leave(struct name_query *query) {
     return handle;
 }
 
-/* Returns whether the query waits for a thread. */
-static inline bool name_is_queued(struct name_query *query) {
+/* Leaves a query that waits for a thread, and returns its handle; returns NULL if a thread has it. */
+static inline void *name_withdraw(struct name_query *query) {
     struct name_threads *threads = query->threads;
-    bool queued;
+    void *handle = NULL;
 
     pthread_mutex_lock(&threads->lock);
-    queued = query->state == NAME_ASKED;
+    if (query->state == NAME_ASKED) {
+        handle = query->handle;
+        query->state = NAME_ABANDONED;
+    }
     pthread_mutex_unlock(&threads->lock);
-    return queued;
+    return handle;
 }
 
 #endif

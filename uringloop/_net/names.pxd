@@ -29,9 +29,10 @@ cdef extern from "<netdb.h>" nogil:
 
 cdef extern from "_net/name_threads.h" nogil:
     struct name_threads:
-        pass
+        unsigned int process
 
     struct name_query:
+        name_threads *threads
         void *handle
         char *host
         char *service
@@ -47,11 +48,11 @@ cdef extern from "_net/name_threads.h" nogil:
         double took_s
 
     name_threads *name_open(
-        int (*tell)(void *inbox, void *handle) noexcept nogil, void *inbox)
+        int (*tell)(void *inbox, void *handle) noexcept nogil, void *inbox, unsigned int process)
     void name_close(name_threads *threads)
     void name_resolve(name_query *query)
     int name_ask(name_threads *threads, name_query *query)
-    bint name_is_queued(name_query *query)
+    void *name_withdraw(name_query *query)
     void *name_leave(name_query *query)
 
 
@@ -69,10 +70,11 @@ cdef class Query:
     cdef LoopCore loop          # None before the question goes to the threads
     cdef dict queries           # of the loop: those in flight
     cdef tuple question         # the key in it
-    cdef list waiters           # the futures of all who have asked this
+    cdef dict waiters           # the futures of all who wait, in their order
 
     cdef int ask(self, bytes host, bytes service) except -1
     cdef int hand_over(self, name_threads *threads) except -1
     cdef int resolve(self, waiter) except -1
     cdef object answer(self)
     cdef int leave(self) except -1
+    cdef int drop(self, void *handle) except -1

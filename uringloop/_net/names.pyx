@@ -1,6 +1,6 @@
 """Questions to the C library's resolver, asked in threads that need no GIL.
 
-A loop has one object `Names`. It answers at once what needs no other process: numeric hosts with
+A loop has one object `Names`. It answers at once what needs no look-up: numeric hosts with
 numeric ports. Other questions go to threads (name_threads.h), and equal ones share an answer while
 it is awaited. Only the loop's thread may call this module; the other threads run `tell` only.
 """
@@ -19,6 +19,7 @@ from libc.string cimport memcpy, strdup
 from uringloop._cpython.pyapi cimport PyContext_New, PyUnicode_DecodeLocale
 from uringloop._kernel.addresses cimport python_address
 from uringloop._kernel.libc cimport AF_INET, AF_INET6, SOCK_DGRAM, htonl, sockaddr_in6
+from uringloop._ring.ring cimport PROCESS
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.inbox cimport Inbox
 from uringloop._turn.turn cimport LoopCore
@@ -43,7 +44,7 @@ cdef class Names:
         self.queries = {}
 
     def __dealloc__(self):
-        if self.threads != NULL:
+        if self.threads != NULL and not is_inherited(self.threads):
             name_close(self.threads)
 
     def addresses(self, LoopCore loop not None, host, port, family, type, proto, flags):
@@ -110,13 +111,13 @@ cdef class Names:
             return equal
         if self.threads == NULL:
             self.threads = name_open(
-                <int (*)(void*, void*) noexcept nogil>tell, <void*>loop.inbox)
+                <int (*)(void*, void*) noexcept nogil>tell, <void*>loop.inbox, PROCESS)
             if self.threads == NULL:
                 raise MemoryError
         query.loop = loop
         query.queries = self.queries
         query.question = question
-        query.waiters = []
+        query.waiters = {}
         self.queries[question] = query
         try:
             query.hand_over(self.threads)
@@ -132,7 +133,8 @@ cdef class Names:
             query.leave()
         self.queries.clear()
         if self.threads != NULL:
-            name_close(self.threads)
+            if not is_inherited(self.threads):
+                name_close(self.threads)
             self.threads = NULL
 
 
@@ -146,8 +148,8 @@ cdef class Query:
             raise MemoryError
 
     def __dealloc__(self):
-        # A handle would refer to this object.
-        if self.asked != NULL:
+        # The query has no handle, which would keep this object alive.
+        if self.asked != NULL and not is_inherited(self.asked.threads):
             name_leave(self.asked)
 
     cdef int ask(self, bytes host, bytes service) except -1:
@@ -180,22 +182,27 @@ cdef class Query:
     def new_waiter(self):
         """Return a future of the addresses, or the name, and the seconds that it took."""
         cdef object waiter = self.loop.create_future()
-        self.waiters.append(waiter)
+        self.waiters[waiter] = None
         return waiter
 
-    def forget_cancelled(self):
-        """Withdraw the question if nobody waits for the answer and no thread has it yet."""
-        if self.asked == NULL or not all([waiter.cancelled() for waiter in self.waiters]):
+    def forget(self, waiter):
+        """Forget *waiter*. If it was the last one and no thread has the question, withdraw it."""
+        cdef void *handle
+        self.waiters.pop(waiter, None)
+        if self.waiters or self.asked == NULL or is_inherited(self.asked.threads):
             return
-        if name_is_queued(self.asked):
+        handle = name_withdraw(self.asked)
+        if handle != NULL:
             del self.queries[self.question]
-            self.leave()
+            self.asked = NULL
+            self.drop(handle)
 
     def __call__(self):
         """Give the answer to all who wait for it, when a thread has told the loop."""
         cdef object failure = None
+        assert self.asked != NULL, "a query that was withdrawn is answered"
         del self.queries[self.question]
-        for waiter in self.waiters:
+        for waiter in list(self.waiters):
             try:
                 self.resolve(waiter)
             except BaseException as exc:
@@ -232,12 +239,22 @@ cdef class Query:
 
     cdef int leave(self) except -1:
         """Do not use the query any more; a thread may."""
-        cdef void *handle = name_leave(self.asked)
+        cdef name_query *asked = self.asked
         self.asked = NULL
+        # A forked child cannot know whether the handle is in the inbox.
+        return 0 if is_inherited(asked.threads) else self.drop(name_leave(asked))
+
+    cdef int drop(self, void *handle) except -1:
+        """Drop a handle that no inbox has."""
         if handle != NULL:
             (<Handle>handle).callback = None
             Py_DECREF(<Handle>handle)
         return 0
+
+
+cdef bint is_inherited(const name_threads *threads) noexcept:
+    """Return whether the threads, if there are any, are a parent's, which this process forked."""
+    return threads != NULL and threads.process != PROCESS
 
 
 cdef int tell(Inbox inbox, Handle handle) noexcept nogil:

@@ -96,10 +96,11 @@ async def getnameinfo(
 
 
 async def _answer_of(query: Query) -> tuple[Any, float]:
+    waiter = query.new_waiter()
     try:
-        return await query.new_waiter()
+        return await waiter
     except asyncio.CancelledError:
-        query.forget_cancelled()
+        query.forget(waiter)
         raise
 
 

@@ -25,7 +25,7 @@ cdef enum:
 
 @cython.final
 cdef class Inbox:
-    cdef int wake_fd            # ends the loop's sleep; the waker's, and never changed
+    cdef int wake_fd            # ends the loop's sleep; not changed while the loop is open
     cdef uintptr_t newest       # a value above, or the newest handle; the inbox owns each handle
     cdef PyObject *taken        # taken out, but the ready queue has no memory for it; owned
     cdef Py_ssize_t received    # handles that the loop has taken
