@@ -60,7 +60,7 @@ SLOW_TURN = r"(Executing [^\n]* seconds\n)*"
 
 def output(script: str, library: str, warnings: str = SLOW_TURN) -> str:
     """Run *script* with slow names; it must exit with 0, and *warnings* or nothing in stderr."""
-    path = os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
     preloaded = f"{os.environ.get('LD_PRELOAD', '')} {library}".strip()
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", BEGIN + textwrap.dedent(script)],
