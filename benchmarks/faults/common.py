@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import struct
 import threading
@@ -32,6 +33,17 @@ def fds_left(before: int) -> str:
     """Return how many more descriptors are open than *before*, which is a violation if not 0."""
     more = open_fds() - before
     return judged(more == 0, f"{more} fds left")
+
+
+@contextlib.contextmanager
+def threads_refused() -> Iterator[None]:
+    """Let this process start no thread; it must not be root's, which has no limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 
 
 def become_nobody() -> None:

@@ -31,6 +31,7 @@ from .common import (
     open_fds,
     serving,
     still_echoes,
+    threads_refused,
     wait_for,
 )
 
@@ -201,8 +202,6 @@ def no_threads(factory: Factory) -> str:
         become_nobody()
     with tempfile.TemporaryDirectory() as folder:
         loop = factory()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
 
         async def main() -> str:
             path = os.path.join(folder, "file")
@@ -214,9 +213,8 @@ def no_threads(factory: Factory) -> str:
                 outcome = judged(not hasattr(loop, "backend"), f"{type(exc).__name__}: {exc}")
             return f"{outcome}, {judged(await still_echoes(loop), 'then an echo')}"
 
-        outcome = str(loop.run_until_complete(main()))
-        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
-        return outcome
+        with threads_refused():
+            return str(loop.run_until_complete(main()))
 
 
 @contextlib.contextmanager

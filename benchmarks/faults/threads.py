@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import os
-import resource
 import sys
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
-from .common import LOCALHOST, Factory, Fault, become_nobody, judged, still_echoes
+from .common import LOCALHOST, Factory, Fault, become_nobody, judged, still_echoes, threads_refused
 
 # Seconds after which a call hangs.
 PATIENCE_S = 5.0
 QUEUED = 100_000
-
-
-@contextlib.contextmanager
-def no_threads() -> Iterator[None]:
-    """Let this process start no thread; it must not be root's."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NPROC, (soft, hard))
 
 
 async def outcome_of(awaitable: Any, patience_s: float = PATIENCE_S) -> str:
@@ -60,7 +46,7 @@ def no_thread_for_a_function(factory: Factory) -> str:
         await loop.run_in_executor(None, call)
 
     async def main() -> str:
-        with no_threads():
+        with threads_refused():
             refused = await outcome_of(call_in_thread())
             echoed = await still_echoes(loop)
         later = await outcome_of(call_in_thread())
@@ -81,7 +67,7 @@ def no_thread_for_a_name(factory: Factory) -> str:
     become_nobody()
 
     async def main() -> str:
-        with no_threads():
+        with threads_refused():
             refused = await outcome_of(loop.getaddrinfo("localhost", 80))
             numeric = await outcome_of(loop.getaddrinfo(LOCALHOST, 80, type=1))
             echoed = await still_echoes(loop)
