@@ -23,6 +23,7 @@ import pytest
 from support import seccomp
 from support.leaks import threads_left
 from support.loops import LoopFactory, run_turns
+from support.roles import refuse_thread
 
 import uringloop
 from uringloop._loop.executors import ThreadPool
@@ -71,10 +72,6 @@ def pool_of(loop: AbstractEventLoop) -> Any:
 
 def has_gil() -> bool:
     return not sysconfig.get_config_var("Py_GIL_DISABLED")
-
-
-def refuse_to_start(thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 def thread_name() -> str:
@@ -159,7 +156,7 @@ def test_no_thread_can_be_started(
 ) -> None:
     ran: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse_to_start)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             each_loop.run_in_executor(None, ran.append, "refused")
     assert run(each_loop, len, "after") == 5
@@ -173,7 +170,7 @@ def test_one_thread_is_enough_if_no_other_can_be_started(
 ) -> None:
     first = loop.run_in_executor(None, gate.pass_through, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse_to_start)
+        patch.setattr(threading.Thread, "start", refuse_thread)
         second = loop.run_in_executor(None, gate.pass_through, 2)
     gate.opened.set()
     assert loop.run_until_complete(first) == 1

@@ -28,7 +28,7 @@ PATIENCE = 60.0
 TESTS = str(Path(__file__).parents[1])
 # Each script begins with this. `native` are the functions of slow_names.c.
 BEGIN = """
-import asyncio, ctypes, os, socket, sys, threading, time
+import asyncio, ctypes, os, signal, socket, sys, threading, time
 import uringloop
 
 native = ctypes.CDLL(os.environ["SLOW_NAMES"])
@@ -39,6 +39,19 @@ async def until(condition):
 
 def asked(loop, name, count=1):
     return [asyncio.ensure_future(loop.getaddrinfo(name, 80)) for _ in range(count)]
+
+async def resolve(name):
+    return await asyncio.get_running_loop().getaddrinfo(name, 80)
+
+def forked(run):
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(30)
+            os._exit(0 if run() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
 
 
@@ -148,7 +161,7 @@ def test_the_slow_names_of_a_loop_do_not_stop_another_loop(slow_names: str) -> N
         print([task for task in tasks if task.done()])
 
     async def ask_fast():
-        infos = await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+        infos = await resolve("localhost")
         print(infos == socket.getaddrinfo("localhost", 80))
 
     def run_other():
@@ -341,20 +354,14 @@ def test_a_forked_child_resolves_names(slow_names: str) -> None:
     import warnings
     warnings.simplefilter("ignore")
 
-    async def resolve(name):
-        return await asyncio.get_running_loop().getaddrinfo(name, 80)
+    def resolve_in_child():
+        asyncio._set_running_loop(None)
+        return uringloop.run(resolve("localhost"))
 
     async def main():
         slow = asked(asyncio.get_running_loop(), "slow-a", 2)
         await until(lambda: native.names_asked() == 1)
-        child = os.fork()
-        if not child:
-            try:
-                asyncio._set_running_loop(None)
-                os._exit(0 if uringloop.run(resolve("localhost")) else 1)
-            finally:
-                os._exit(2)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        print(forked(resolve_in_child))
         native.release_names()
         for task in slow:
             try:
@@ -369,15 +376,20 @@ def test_a_forked_child_resolves_names(slow_names: str) -> None:
 
 def test_a_forked_child_closes_a_loop_whose_thread_has_the_lock(slow_names: str) -> None:
     script = """
-    import gc, signal, warnings
+    import gc, warnings
     from uringloop._turn.stats import thread_state_of
     warnings.simplefilter("ignore")
 
-    async def resolve(name):
-        return await asyncio.get_running_loop().getaddrinfo(name, 80)
-
     async def main():
         await asyncio.gather(*asked(loop, "slow-a", 2), return_exceptions=True)
+
+    def close_in_child():
+        global loop
+        native.hold_wakes(0)
+        loop.close()
+        del loop
+        gc.collect()
+        return uringloop.run(resolve("localhost"))
 
     def wait_for(condition):
         while not condition():
@@ -391,18 +403,7 @@ def test_a_forked_child_closes_a_loop_whose_thread_has_the_lock(slow_names: str)
     native.release_names()
     # The thread holds the lock while it wakes the loop, which sleeps.
     wait_for(native.wakes_held)
-    child = os.fork()
-    if not child:
-        try:
-            signal.alarm(30)
-            native.hold_wakes(0)
-            loop.close()
-            del loop
-            gc.collect()
-            os._exit(0 if uringloop.run(resolve("localhost")) else 1)
-        finally:
-            os._exit(2)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    print(forked(close_in_child))
     native.hold_wakes(0)
     running.join()
     loop.close()

@@ -42,6 +42,7 @@ from support.roles import (
     nothing_comes,
     on_loop,
     record_handler_calls,
+    refuse_thread,
     run_script,
     turns,
     until,
@@ -279,10 +280,6 @@ def traced(pid: int) -> Iterator[None]:
 def has_ended(pid: int) -> bool:
     """Return whether the process is a zombie."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def refuse_thread(self: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 @pytest.mark.slow

@@ -69,6 +69,11 @@ def in_thread(function: Callable[[], T]) -> T:
         return pool.submit(function).result(2 * PATIENCE)
 
 
+def refuse_thread(thread: threading.Thread) -> None:
+    """Take the place of Thread.start() where no thread can be started."""
+    raise RuntimeError("can't start new thread")
+
+
 @contextlib.contextmanager
 def running_in_thread(loop: Loop) -> Iterator[threading.Thread]:
     """Run *loop* in another thread for the duration of the block."""
