@@ -24,7 +24,7 @@ from uringloop._cpython.stdlib cimport JOB_QUEUE, uses
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.park cimport uring_park, uring_unpark
 from uringloop._ring.ring cimport PROCESS
-from uringloop._turn.handles cimport Handle
+from uringloop._turn.handles cimport Handle, fill
 from uringloop._turn.turn cimport LoopCore
 
 
@@ -72,7 +72,6 @@ cdef class Job(Item):
             return 0
         self.function = self.args = self.handle = None
         handle.callback = self
-        handle.args = NO_ARGS
         if not loop.try_put(handle):
             # The loop is closed, and nobody waits.
             handle.callback = None
@@ -136,10 +135,8 @@ cdef class JobQueue:
         job.awaited = loop.create_future()
         job.function = function
         job.args = args
-        # Made here, so that no lack of memory can lose the result.
-        job.handle = loop.new_handle()
-        job.handle.loop = loop
-        job.handle.context = PyContext_New()
+        # Made here, so that no lack of memory can lose the result; complete() sets the callback.
+        job.handle = fill(loop.new_handle(), loop, None, NO_ARGS, PyContext_New())
         with cython.critical_section(self):
             if self.closed:
                 return None

@@ -62,6 +62,7 @@ cdef class Names:
     cdef dict queries           # those in flight, by question
 
     cdef object in_flight(self, LoopCore loop, Query query, tuple question)
+    cdef void leave_threads(self) noexcept
 
 
 @cython.final

@@ -20,7 +20,7 @@ from uringloop._cpython.pyapi cimport PyContext_New, PyUnicode_DecodeLocale
 from uringloop._kernel.addresses cimport python_address
 from uringloop._kernel.libc cimport AF_INET, AF_INET6, SOCK_DGRAM, htonl, sockaddr_in6
 from uringloop._ring.ring cimport PROCESS
-from uringloop._turn.handles cimport Handle
+from uringloop._turn.handles cimport Handle, fill
 from uringloop._turn.inbox cimport Inbox
 from uringloop._turn.turn cimport LoopCore
 
@@ -44,8 +44,7 @@ cdef class Names:
         self.queries = {}
 
     def __dealloc__(self):
-        if self.threads != NULL and not is_inherited(self.threads):
-            name_close(self.threads)
+        self.leave_threads()
 
     def addresses(self, LoopCore loop not None, host, port, family, type, proto, flags):
         """Do what socket.getaddrinfo() does.
@@ -132,10 +131,12 @@ cdef class Names:
         for query in self.queries.values():
             query.leave()
         self.queries.clear()
-        if self.threads != NULL:
-            if not is_inherited(self.threads):
-                name_close(self.threads)
-            self.threads = NULL
+        self.leave_threads()
+
+    cdef void leave_threads(self) noexcept:
+        if self.threads != NULL and not is_inherited(self.threads):
+            name_close(self.threads)
+        self.threads = NULL
 
 
 @cython.final
@@ -167,11 +168,8 @@ cdef class Query:
     cdef int hand_over(self, name_threads *threads) except -1:
         """Have a thread find the answer."""
         # Made here, so that no lack of memory can lose the answer.
-        cdef Handle handle = self.loop.new_handle()
-        handle.context = PyContext_New()
-        handle.loop = self.loop
-        handle.callback = self
-        handle.args = NO_ARGS
+        cdef Handle handle = fill(
+            self.loop.new_handle(), self.loop, self, NO_ARGS, PyContext_New())
         Py_INCREF(handle)
         self.asked.handle = <void*>handle
         if name_ask(threads, self.asked) < 0:
