@@ -630,6 +630,30 @@ def test_stats_tell_threads_queue_and_wait(loop: uringloop.Loop, gate: Gate) -> 
     assert load_of(loop) == (0, 0, 0.0)
 
 
+def test_stats_tell_what_outlives_shutdown(loop: uringloop.Loop, gate: Gate) -> None:
+    async def main() -> None:
+        calls = [loop.run_in_executor(None, gate.pass_through, n) for n in range(THREADS_MAX + 2)]
+        gate.await_entered(THREADS_MAX)
+        with pytest.warns(RuntimeWarning, match="did not finishing joining"):
+            await loop.shutdown_default_executor(0.01)
+        assert load_of(loop)[:2] == (THREADS_MAX, 2)
+        threads = list(pool_of(loop)._threads)
+        gate.opened.set()
+        await asyncio.gather(*calls)
+        for thread in threads:
+            thread.join(10.0)
+        # What has ended the threads is no call.
+        ended = load_of(loop)
+        assert ended[:2] == (0, 0)
+        await asyncio.sleep(0.01)
+        assert load_of(loop) == ended
+        # A second call has nothing more to wait for.
+        await loop.shutdown_default_executor(0.01)
+        assert load_of(loop) == (0, 0, 0.0)
+
+    loop.run_until_complete(main())
+
+
 def test_stats_tell_threads_and_queue_of_an_executor_of_the_program(
     loop: uringloop.Loop, gate: Gate
 ) -> None:

@@ -84,7 +84,6 @@ class DefaultExecutor:
         self.pool: concurrent.futures.ThreadPoolExecutor | None = None
         self.is_given = False
         self.shutdown_called = False
-        self.ended = False
 
     def get(self) -> concurrent.futures.ThreadPoolExecutor:
         if self.shutdown_called:
@@ -96,16 +95,15 @@ class DefaultExecutor:
 
     def load(self) -> dict[str, float]:
         """Return what stats() says of the pool. Any thread may call it."""
-        # A pool that has ended still has its threads, and what ended them in its queue.
-        pool = None if self.ended else self.pool
-        queue = getattr(pool, "_work_queue", None)
+        queue = getattr(self.pool, "_work_queue", None)
+        threads = getattr(self.pool, "_threads", ())
         queued, wait_s = 0, 0.0
         if isinstance(queue, jobs.JobQueue):
             queued, wait_s = queue.waits()
         elif queue is not None and hasattr(queue, "qsize"):
             queued = queue.qsize()
         return {
-            "executor_threads": len(getattr(pool, "_threads", ())),
+            "executor_threads": sum(each.is_alive() for each in tuple(threads)),
             "executor_queue": queued,
             "executor_wait": wait_s,
         }
@@ -144,7 +142,7 @@ class DefaultExecutor:
             pool.shutdown(wait=False)
         else:
             joiner.join()
-            self.ended = True
+            self.pool = None
 
 
 def _join(

@@ -44,6 +44,7 @@ cdef class JobQueue:
     cdef Py_ssize_t parked_count
     cdef bint one_is_waking     # a thread that was woken has not yet looked for an item
     cdef bint closed            # the pool, or the interpreter, is shutting down
+    cdef bint ends              # a thread that finds the queue empty is to end
     cdef unsigned int process   # that of the parked threads, as PROCESS
 
     cdef int append(self, Item item) except -1

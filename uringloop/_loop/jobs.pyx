@@ -29,6 +29,8 @@ from uringloop._turn.turn cimport LoopCore
 
 
 cdef tuple NO_ARGS = ()
+# What a thread takes that is to end.
+cdef Item END = Item.__new__(Item)
 # asyncio's exceptions for those that a function may have got from a future of another kind.
 cdef dict TRANSLATED = {
     concurrent.futures.CancelledError: asyncio.CancelledError,
@@ -186,6 +188,9 @@ cdef class JobQueue:
                 self.one_is_waking = False
             if self.first is not None:
                 return self.remove_first()
+            if self.ends:
+                self.ends = False
+                return END
             here.below = self.parked
             self.parked = here
             self.parked_count += 1
@@ -226,12 +231,18 @@ cdef class JobQueue:
     # ── the methods of queue.SimpleQueue that a ThreadPoolExecutor uses ──────────────────────
 
     def put(self, foreign):
-        """Append *foreign*; None ends the threads, and refuses jobs from now on."""
-        cdef Item item = Item.__new__(Item)
+        """Append *foreign*; None ends a thread once the queue is empty, and refuses jobs."""
+        cdef Item item
+        if foreign is None:
+            with cython.critical_section(self):
+                self.closed = True
+                # The thread that gets it puts it again, for the next one.
+                self.ends = True
+                self.wake_one()
+            return
+        item = Item.__new__(Item)
         item.foreign = foreign
         with cython.critical_section(self):
-            if foreign is None:
-                self.closed = True
             self.append(item)
 
     def get(self, block=True):
