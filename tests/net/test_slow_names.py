@@ -148,6 +148,57 @@ def test_names_that_nobody_awaits_any_more_are_not_resolved(slow_names: str) -> 
     assert output(script, slow_names) == "['gaierror', 'gaierror'] 33\n"
 
 
+def test_names_that_nobody_awaits_any_more_keep_no_memory(slow_names: str) -> None:
+    script = """
+    from support.roles import resident_bytes
+
+    async def time_out(number):
+        tasks = [task for n in range(100) for task in asked(loop, f"slow-{number}-{n}")]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    async def main():
+        slow = [task for number in range(32) for task in asked(loop, f"slow-{number}")]
+        await until(lambda: native.names_asked() == 32)
+        for number in range(20):
+            await time_out(number)
+        size = resident_bytes()
+        for number in range(200):
+            await time_out(number)
+        print(resident_bytes() - size < 8_000_000)
+        native.release_names()
+        await asyncio.wait(slow)
+        print({type(task.exception()) for task in slow}, native.names_asked())
+
+    loop = uringloop.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    """
+    assert output(script, slow_names) == "True\n{<class 'socket.gaierror'>} 32\n"
+
+
+def test_a_coroutine_that_is_closed_awaits_no_name(slow_names: str) -> None:
+    script = """
+    async def main():
+        loop = asyncio.get_running_loop()
+        slow = [task for number in range(32) for task in asked(loop, f"slow-{number}")]
+        await until(lambda: native.names_asked() == 32)
+        for number in range(100):
+            coroutine = loop.getaddrinfo(f"slow-closed-{number}", 80)
+            coroutine.send(None)
+            coroutine.close()
+        native.release_names()
+        await asyncio.wait(slow)
+        await resolve("localhost")
+        print({type(task.exception()) for task in slow}, native.names_asked())
+
+    uringloop.run(main())
+    """
+    assert output(script, slow_names) == "{<class 'socket.gaierror'>} 33\n"
+
+
 def test_the_slow_names_of_a_loop_do_not_stop_another_loop(slow_names: str) -> None:
     script = """
     ended = threading.Event()

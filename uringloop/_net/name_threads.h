@@ -5,7 +5,8 @@
  *
  *     NEW ──name_ask()──> ASKED ──a thread has it──> TAKEN ──the loop is told──> TOLD
  *                           │                          │
- *                           └───────name_leave()───────┴──> ABANDONED: a thread frees the query
+ *                                                      └──name_leave()──> ABANDONED: the thread
+ *                                                                         frees the query
  *
  * The loop's thread makes a query, and may read it while it is NEW or TOLD. A lock protects the queue
  * and the states. A thread holds it while it tells the loop: a query that is TOLD is the loop's alone.
@@ -34,7 +35,8 @@ enum name_state { NAME_NEW, NAME_ASKED, NAME_TAKEN, NAME_TOLD, NAME_ABANDONED };
 
 struct name_query {
     struct name_threads *threads; /* NULL while the query is NEW */
-    struct name_query *next;      /* behind this one in the queue */
+    struct name_query *before;    /* in the queue */
+    struct name_query *next;
     enum name_state state;
     void *handle; /* tells the loop; owned; NULL once the inbox has it */
 
@@ -60,7 +62,7 @@ struct name_threads {
     pthread_cond_t changed; /* a query is asked, or the loop is closed */
     struct name_query *first;
     struct name_query *last;
-    int count;
+    int count; /* of threads */
     int idle;           /* threads that wait */
     bool one_is_coming; /* a thread that was woken or started has not yet looked for a query */
     bool closed;
@@ -84,6 +86,18 @@ static inline void name_free(struct name_query *query) {
     free(query->host);
     free(query->service);
     free(query);
+}
+
+static inline void name_append(struct name_threads *threads, struct name_query *query) {
+    query->before = threads->last;
+    *(threads->last ? &threads->last->next : &threads->first) = query;
+    threads->last = query;
+}
+
+static inline void name_remove(struct name_threads *threads, struct name_query *query) {
+    *(query->before ? &query->before->next : &threads->first) = query->next;
+    *(query->next ? &query->next->before : &threads->last) = query->before;
+    query->before = query->next = NULL;
 }
 
 /* Calls the resolver, in the thread of the caller. */
@@ -187,16 +201,14 @@ static inline void *name_thread(void *argument) {
     pthread_mutex_lock(&threads->lock);
     threads->one_is_coming = false;
     while ((query = name_wait(threads))) {
-        threads->first = query->next;
-        if (query->state != NAME_ABANDONED) {
-            query->state = NAME_TAKEN;
-            /* If no thread can be started, the others take what is left. */
-            if (threads->first)
-                name_call_thread(threads);
-            pthread_mutex_unlock(&threads->lock);
-            name_resolve(query);
-            pthread_mutex_lock(&threads->lock);
-        }
+        name_remove(threads, query);
+        query->state = NAME_TAKEN;
+        /* If no thread can be started, the others take what is left. */
+        if (threads->first)
+            name_call_thread(threads);
+        pthread_mutex_unlock(&threads->lock);
+        name_resolve(query);
+        pthread_mutex_lock(&threads->lock);
         if (query->state == NAME_ABANDONED) {
             name_free(query);
             threads->users--;
@@ -252,14 +264,22 @@ static inline int name_ask(struct name_threads *threads, struct name_query *quer
         query->state = NAME_ASKED;
         query->threads = threads;
         threads->users++;
-        if (threads->first)
-            threads->last->next = query;
-        else
-            threads->first = query;
-        threads->last = query;
+        name_append(threads, query);
     }
     pthread_mutex_unlock(&threads->lock);
     return error;
+}
+
+/* Frees a query that no thread has; returns its handle, or NULL if an inbox has it. The caller holds
+ * the lock, which this unlocks. */
+static inline void *name_drop(struct name_threads *threads, struct name_query *query) {
+    void *handle = query->handle;
+
+    if (query->state == NAME_ASKED)
+        name_remove(threads, query);
+    name_free(query);
+    name_end_use(threads);
+    return handle;
 }
 
 /* Ends the loop's use of a query. Returns its handle, or NULL if an inbox has it. */
@@ -273,29 +293,23 @@ static inline void *name_leave(struct name_query *query) {
         return handle;
     }
     pthread_mutex_lock(&threads->lock);
+    if (query->state != NAME_TAKEN)
+        return name_drop(threads, query);
     handle = query->handle;
-    if (query->state == NAME_TOLD) {
-        name_free(query);
-        name_end_use(threads);
-    } else {
-        query->state = NAME_ABANDONED;
-        pthread_mutex_unlock(&threads->lock);
-    }
+    query->state = NAME_ABANDONED;
+    pthread_mutex_unlock(&threads->lock);
     return handle;
 }
 
 /* Leaves a query that waits for a thread, and returns its handle; returns NULL if a thread has it. */
 static inline void *name_withdraw(struct name_query *query) {
     struct name_threads *threads = query->threads;
-    void *handle = NULL;
 
     pthread_mutex_lock(&threads->lock);
-    if (query->state == NAME_ASKED) {
-        handle = query->handle;
-        query->state = NAME_ABANDONED;
-    }
+    if (query->state == NAME_ASKED)
+        return name_drop(threads, query);
     pthread_mutex_unlock(&threads->lock);
-    return handle;
+    return NULL;
 }
 
 #endif

@@ -99,9 +99,8 @@ async def _answer_of(query: Query) -> tuple[Any, float]:
     waiter = query.new_waiter()
     try:
         return await waiter
-    except asyncio.CancelledError:
+    finally:
         query.forget(waiter)
-        raise
 
 
 def _timed(function: Callable[..., T], args: tuple[Any, ...]) -> tuple[T, float]:
