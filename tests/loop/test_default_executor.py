@@ -151,13 +151,23 @@ def test_the_executor_takes_other_calls_as_well(each_loop: AbstractEventLoop) ->
     assert run(each_loop, abs, -1) == 1
 
 
+def find_no_memory(thread: threading.Thread) -> None:
+    raise MemoryError
+
+
+REFUSALS = [refuse_thread, find_no_memory]
+
+
+@pytest.mark.parametrize("refuse", REFUSALS)
 def test_no_thread_can_be_started(
-    each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+    each_loop: AbstractEventLoop,
+    monkeypatch: pytest.MonkeyPatch,
+    refuse: Callable[[threading.Thread], None],
 ) -> None:
     ran: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse_thread)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises((MemoryError, RuntimeError)):
             each_loop.run_in_executor(None, ran.append, "refused")
     assert run(each_loop, len, "after") == 5
     if isinstance(each_loop, uringloop.Loop):
@@ -165,12 +175,16 @@ def test_no_thread_can_be_started(
         assert not ran
 
 
+@pytest.mark.parametrize("refuse", REFUSALS)
 def test_one_thread_is_enough_if_no_other_can_be_started(
-    loop: uringloop.Loop, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    loop: uringloop.Loop,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+    refuse: Callable[[threading.Thread], None],
 ) -> None:
     first = loop.run_in_executor(None, gate.pass_through, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse_thread)
+        patch.setattr(threading.Thread, "start", refuse)
         second = loop.run_in_executor(None, gate.pass_through, 2)
     gate.opened.set()
     assert loop.run_until_complete(first) == 1
@@ -407,13 +421,13 @@ def test_no_thread_is_started_after_shutdown(
     ran: list[str] = []
     pool = ThreadPool(1)
     loop.set_default_executor(pool)
-    add_thread = pool._add_thread
+    has_threads = pool._has_threads
 
-    def shut_down_first(future: asyncio.Future[Any]) -> bool:
+    def shut_down_first() -> bool:
         pool.shutdown()
-        return add_thread(future)
+        return has_threads()
 
-    monkeypatch.setattr(pool, "_add_thread", shut_down_first)
+    monkeypatch.setattr(pool, "_has_threads", shut_down_first)
     with pytest.raises(RuntimeError, match=r"^cannot schedule new futures after shutdown$"):
         loop.run_in_executor(None, ran.append, "ran")
     assert not pool._threads

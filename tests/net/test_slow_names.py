@@ -22,7 +22,6 @@ import pytest
 from support.loops import LoopFactory
 
 import uringloop
-from uringloop._net import resolver
 
 PATIENCE = 60.0
 TESTS = str(Path(__file__).parents[1])
@@ -544,16 +543,6 @@ def test_functions_that_a_program_has_replaced_are_called(
         ("127.0.0.1", 80, socket.AF_INET, 0, 0, 0),
         (("127.0.0.1", 80), 3),
     ]
-
-
-def test_a_function_that_was_replaced_before_the_import_is_called(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", Replaced().getaddrinfo)
-    assert resolver._unless_replaced("getaddrinfo") is None
-    assert resolver._unless_replaced("getnameinfo") is socket.getnameinfo
-    monkeypatch.undo()
-    assert resolver._unless_replaced("getaddrinfo") is socket.getaddrinfo is resolver.GETADDRINFO
 
 
 class Counting(concurrent.futures.ThreadPoolExecutor):

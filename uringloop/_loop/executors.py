@@ -10,11 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import thread
 from typing import Any, TypeVar
 
+from uringloop._cpython.originals import Original
 from uringloop._loop import jobs
 
 T = TypeVar("T")
 
-SUBMIT = concurrent.futures.ThreadPoolExecutor.submit
+SUBMIT = Original(concurrent.futures.ThreadPoolExecutor, "submit")
 
 
 class IdleThreads:
@@ -47,30 +48,30 @@ class ThreadPool(concurrent.futures.ThreadPoolExecutor):
         """Do what run_in_executor() does with the future of submit()."""
         queue = self._work_queue
         # Tracers replace submit(), which then has to be called.
-        if getattr(self.submit, "__func__", None) is SUBMIT:
+        if SUBMIT.is_in_place() and "submit" not in vars(self):
             future = queue.add_job(loop, function, args)
-            if future is not None and (queue.has_idle() or self._add_thread(future)):
-                return future
+            if future is not None:
+                try:
+                    if queue.has_idle() or self._has_threads():
+                        return future
+                except BaseException:
+                    future.cancel()
+                    raise
+                # The pool has been shut down.
+                future.cancel()
         return asyncio.wrap_future(self.submit(function, *args), loop=loop)
 
-    def _add_thread(self, future: asyncio.Future[Any]) -> bool:
-        """Start a thread if there may be one more; *future* is that of a new job.
-
-        Return False, without the job, if the pool has been shut down and nobody would perform it.
-        """
+    def _has_threads(self) -> bool:
+        """Start a thread if there may be one more; return whether there is one for a new job."""
         with self._shutdown_lock, thread._global_shutdown_lock:
             if not (self._shutdown or thread._shutdown):
                 try:
                     self._adjust_thread_count()
-                except RuntimeError:
+                except (MemoryError, RuntimeError):
+                    # The job waits for one of the others.
                     if not self._threads:
-                        future.cancel()
                         raise
-                    # The job only has to wait.
-            elif not self._threads:
-                future.cancel()
-                return False
-        return True
+            return bool(self._threads)
 
     def _initializer_failed(self) -> None:
         self._work_queue.close()

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import socket
 import time
-import types
 from asyncio.log import logger
 from collections.abc import Callable
 from socket import AddressFamily, SocketKind
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+from uringloop._cpython.originals import Original
 
 if TYPE_CHECKING:
     from uringloop._net.names import Names, Query
@@ -36,16 +37,8 @@ KINDS = {
 }
 
 
-def _unless_replaced(name: str) -> object:
-    """Return a function of the socket module; None if a program has put its own in its place."""
-    function = getattr(socket, name)
-    is_builtin = isinstance(function, types.BuiltinFunctionType)
-    is_own = is_builtin or getattr(function, "__globals__", None) is vars(socket)
-    return function if is_own else None
-
-
-GETADDRINFO = _unless_replaced("getaddrinfo")
-GETNAMEINFO = _unless_replaced("getnameinfo")
+GETADDRINFO = Original(socket, "getaddrinfo")
+GETNAMEINFO = Original(socket, "getnameinfo")
 
 
 async def getaddrinfo(
@@ -64,7 +57,7 @@ async def getaddrinfo(
     if debug:
         _log_question(*question)
     answer: Any = None
-    if names is not None and socket.getaddrinfo is GETADDRINFO:
+    if names is not None and GETADDRINFO.is_in_place():
         answer = names.addresses(loop, *question)
     if answer is None:
         answer = await loop.run_in_executor(None, _timed, socket.getaddrinfo, question)
@@ -85,7 +78,7 @@ async def getnameinfo(
 ) -> tuple[str, str]:
     """Resolve by *names*, or by the default executor."""
     answer: Any = None
-    if names is not None and socket.getnameinfo is GETNAMEINFO:
+    if names is not None and GETNAMEINFO.is_in_place():
         answer = names.name(loop, sockaddr, flags)
     if answer is None:
         return await loop.run_in_executor(None, socket.getnameinfo, sockaddr, flags)

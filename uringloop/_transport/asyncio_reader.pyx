@@ -18,6 +18,8 @@ as the protocol has it.
 import asyncio
 from asyncio import streams
 
+from uringloop._cpython.originals import Original
+
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.string cimport memcpy
 
@@ -26,8 +28,8 @@ from uringloop._cpython.stdlib cimport STREAM_READER, uses
 
 cdef object PROTOCOL = streams.StreamReaderProtocol
 cdef object READER = streams.StreamReader
-cdef object DATA_RECEIVED = streams.StreamReaderProtocol.data_received
-cdef object FEED_DATA = streams.StreamReader.feed_data
+cdef object DATA_RECEIVED = Original(streams.StreamReaderProtocol, "data_received")
+cdef object FEED_DATA = Original(streams.StreamReader, "feed_data")
 cdef object FUTURE = asyncio.Future
 
 
@@ -35,7 +37,7 @@ cdef bint appends_to_reader(object protocol) except -1:
     """Return whether `append_to_reader` may be called for *protocol*."""
     # A program may have replaced the methods since the import.
     return (uses(STREAM_READER) and type(protocol) is PROTOCOL
-            and PROTOCOL.data_received is DATA_RECEIVED and READER.feed_data is FEED_DATA)
+            and DATA_RECEIVED.is_in_place() and FEED_DATA.is_in_place())
 
 
 cdef bint append_to_reader(object protocol, const char *data, Py_ssize_t size) except -1:
