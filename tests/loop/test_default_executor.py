@@ -70,6 +70,11 @@ def pool_of(loop: AbstractEventLoop) -> Any:
     return pool
 
 
+def pool_like_that_of(loop: AbstractEventLoop, size: int) -> concurrent.futures.ThreadPoolExecutor:
+    kind = ThreadPool if isinstance(loop, uringloop.Loop) else concurrent.futures.ThreadPoolExecutor
+    return kind(size)
+
+
 def has_gil() -> bool:
     return not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -359,6 +364,65 @@ def test_calls_are_submitted_if_submit_is_replaced(
     pool_of(each_loop).submit = lambda *call: submit(pool_of(each_loop), *call)
     assert run(each_loop, len, "") == 0
     assert submitted == [len, len]
+
+
+class Wrapper:
+    """A function with another before it, as wrapt makes it: it passes on what is asked of it."""
+
+    def __init__(self, wrapped: Any, calls: list[object]) -> None:
+        self.wrapped = wrapped
+        self.calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def __get__(self, target: object, kind: type) -> Any:
+        return Wrapper(self.wrapped.__get__(target, kind), self.calls)
+
+    def __call__(self, *args: Any) -> Any:
+        self.calls.append(args[0])
+        return self.wrapped(*args)
+
+
+def test_calls_are_submitted_if_submit_is_wrapped(
+    each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    wrapper = Wrapper(concurrent.futures.ThreadPoolExecutor.submit, calls)
+    monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "submit", wrapper)
+    assert run(each_loop, len, "") == 0
+    assert calls == [len]
+
+
+def test_calls_are_submitted_if_the_code_of_submit_is_another(
+    each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(self: Any, function: Any, /, *args: Any) -> Any:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()  # noqa: F821
+        future.set_result("traced")
+        return future
+
+    code = submit.__code__.replace(co_freevars=())
+    original = concurrent.futures.ThreadPoolExecutor.submit
+    monkeypatch.setitem(original.__globals__, "concurrent", concurrent)
+    monkeypatch.setattr(original, "__code__", code)
+    assert run(each_loop, len, "") == "traced"
+
+
+def test_functions_in_c_do_not_keep_the_loop_from_running(each_loop: AbstractEventLoop) -> None:
+    numbers = list(range(100_000))
+
+    async def main() -> int:
+        # One thread, so that the loop has a rival for the GIL, and no core for itself.
+        await each_loop.run_in_executor(None, int)
+        calls = [each_loop.run_in_executor(None, sum, numbers) for _ in range(500)]
+        await asyncio.sleep(0.01)
+        left = sum(not call.done() for call in calls)
+        await asyncio.wait(calls)
+        return left
+
+    each_loop.set_default_executor(pool_like_that_of(each_loop, 1))
+    assert each_loop.run_until_complete(main()) > 0
 
 
 def test_calls_work_while_callbacks_are_timed(loop: uringloop.Loop) -> None:

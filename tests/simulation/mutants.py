@@ -847,6 +847,27 @@ MUTANTS = (
         "::test_a_call_that_waits_does_not_keep_others_from_idle_threads",
     ),
     Mutant(
+        "a thread of the pool performs call after call without a pause for others",
+        "_loop/jobs.pyx",
+        "                ACT()\n",
+        "",
+        "loop/test_default_executor.py::test_functions_in_c_do_not_keep_the_loop_from_running",
+    ),
+    Mutant(
+        "a turn runs callback after callback without a pause for others",
+        "_turn/turn.pyx",
+        "        if self.handles_run % HANDLES_BETWEEN_ACTS == 0:\n            ACT()\n",
+        "",
+        "turn/test_functions_in_c.py",
+    ),
+    Mutant(
+        "turn follows turn without a pause for others",
+        "_turn/turn.pyx",
+        "        ACT()\n        return 0\n",
+        "        return 0\n",
+        "turn/test_functions_in_c.py",
+    ),
+    Mutant(
         "a cancelled call runs",
         "_loop/jobs.pyx",
         "        if self.awaited.cancelled():\n",

@@ -16,6 +16,8 @@ import asyncio
 import concurrent.futures
 import queue
 
+from uringloop._cpython.interpreter import act_between_calls
+
 cimport cython
 from libc.stdint cimport int64_t
 
@@ -29,6 +31,7 @@ from uringloop._turn.turn cimport LoopCore
 
 
 cdef tuple NO_ARGS = ()
+cdef object ACT = act_between_calls
 # What a thread takes that is to end.
 cdef Item END = Item.__new__(Item)
 # asyncio's exceptions for those that a function may have got from a future of another kind.
@@ -262,10 +265,14 @@ cdef class JobQueue:
                     uring_park(&here.woken)
             elif type(item) is Job:
                 (<Job>item).perform()
+                ACT()
             else:
                 return item.foreign
             # Keep nothing of the job while the thread waits.
             item = None
+
+    def put_nowait(self, foreign):
+        self.put(foreign)
 
     def get_nowait(self):
         """Remove and return the first item, a job too; raise queue.Empty if there is none."""
@@ -276,6 +283,9 @@ cdef class JobQueue:
         if item is None:
             raise queue.Empty
         return item if type(item) is Job else item.foreign
+
+    def empty(self):
+        return self.qsize() == 0
 
     def qsize(self):
         with cython.critical_section(self):

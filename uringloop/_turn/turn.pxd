@@ -95,6 +95,7 @@ cdef class LoopCore:
     cdef Py_ssize_t flush_left
     cdef list deliveries        # of TurnUser: each delivers after the next turn's callbacks
     cdef Py_ssize_t delivered   # so many of them, at the front, have been asked in this turn
+    cdef unsigned int handles_run   # a number that wraps
     cdef Py_ssize_t queued_bytes    # written in this turn, and left for the end of the turn
     cdef Sleeper sleeper        # decides where the loop sleeps
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to

@@ -1,0 +1,105 @@
+"""Callbacks that run no Python code: other threads and signals still get their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import threading
+import time
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+
+import pytest
+
+PATIENCE = 20.0
+NUMBERS = list(range(100_000))
+
+
+def call_for_ever(loop: AbstractEventLoop) -> None:
+    """Have the loop call a function in C in each turn, which only schedules itself."""
+    functions: list[Callable[[], object]] = []
+    scheduled = map(loop.call_soon, itertools.cycle(functions))
+    functions.append(scheduled.__next__)
+    loop.call_soon(scheduled.__next__)
+
+
+def later(function: Callable[..., object], *args: object) -> threading.Thread:
+    """Call *function* in another thread, after a while."""
+
+    def run() -> None:
+        time.sleep(0.01)
+        function(*args)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_another_thread_runs_between_turns(each_loop: AbstractEventLoop) -> None:
+    call_for_ever(each_loop)
+    began = time.monotonic()
+    each_loop.call_later(PATIENCE, each_loop.stop)
+    thread = later(each_loop.call_soon_threadsafe, each_loop.stop)
+    each_loop.run_forever()
+    thread.join()
+    assert time.monotonic() - began < PATIENCE
+
+
+def call_many(loop: AbstractEventLoop) -> list[int]:
+    """Have the loop call many functions in C, and return the list of their results."""
+    sums: list[int] = []
+
+    def schedule_many() -> None:
+        for _ in range(500):
+            # The method of a list is in C, and so is what its argument calls.
+            loop.call_soon(sums.extend, map(sum, (NUMBERS,)))
+
+    loop.call_soon(schedule_many)
+    return sums
+
+
+def call_many_at(loop: AbstractEventLoop) -> list[int]:
+    """Have the loop call many functions in C that are due at the same time."""
+    sums: list[int] = []
+    for number in range(500):
+        loop.call_at(number * 1e-9, sums.extend, map(sum, (NUMBERS,)))
+    return sums
+
+
+CALLS = pytest.mark.parametrize("call", [call_many, call_many_at])
+
+
+@CALLS
+def test_another_thread_runs_within_a_turn(
+    each_loop: AbstractEventLoop, call: Callable[[AbstractEventLoop], list[int]]
+) -> None:
+    sums = call(each_loop)
+    done: list[int] = []
+    thread = later(lambda: done.append(len(sums)))
+
+    async def main() -> None:
+        while len(sums) < 500:
+            await asyncio.sleep(0)
+
+    each_loop.run_until_complete(main())
+    thread.join()
+    assert done[0] < 500
+
+
+@CALLS
+def test_a_signal_is_handled_within_a_turn(
+    each_loop: AbstractEventLoop, call: Callable[[AbstractEventLoop], list[int]]
+) -> None:
+    sums = call(each_loop)
+    thread = later(os.kill, os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        each_loop.run_forever()
+    thread.join()
+    done = len(sums)
+    assert done < 500
+    # The next run calls the others.
+    each_loop.call_later(0.001, each_loop.stop)
+    each_loop.run_forever()
+    assert len(sums) == 500
