@@ -712,8 +712,9 @@ def test_stats_tell_what_outlives_shutdown(loop: uringloop.Loop, gate: Gate) -> 
     async def main() -> None:
         calls = [loop.run_in_executor(None, gate.pass_through, n) for n in range(THREADS_MAX + 2)]
         gate.await_entered(THREADS_MAX)
-        with pytest.warns(RuntimeWarning, match="did not finishing joining"):
+        with pytest.warns(RuntimeWarning, match="did not finishing joining") as warned:
             await loop.shutdown_default_executor(0.01)
+        assert warned[0].filename == __file__
         assert load_of(loop)[:2] == (THREADS_MAX, 2)
         threads = list(pool_of(loop)._threads)
         gate.opened.set()

@@ -138,7 +138,7 @@ class DefaultExecutor:
             warnings.warn(
                 f"The executor did not finishing joining its threads within {timeout} seconds.",
                 RuntimeWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
             pool.shutdown(wait=False)
         else:
