@@ -140,9 +140,9 @@ class Loop(BaseLoop):
         return await resolver.getnameinfo(self, self._usual_names(), sockaddr, flags)
 
     def _usual_names(self) -> names.Names | None:
-        """Return what resolves names; None for the default executor, if the program has set it."""
+        """Return what resolves names; None for the default executor, if it may change the answer."""
         self._check_closed()
-        return None if self._executor.is_given else self._names
+        return self._names if self._executor.is_plain() else None
 
     # ── connections ──────────────────────────────────────────────────────────────────────────
 

@@ -553,7 +553,7 @@ class Counting(concurrent.futures.ThreadPoolExecutor):
         return super().submit(*args, **options)
 
 
-def test_a_default_executor_of_the_program_resolves_names(each_loop: AbstractEventLoop) -> None:
+def test_a_default_executor_of_a_class_of_the_program_resolves_names(each_loop: AbstractEventLoop) -> None:
     executor = Counting(1)
     each_loop.set_default_executor(executor)
 
@@ -564,6 +564,22 @@ def test_a_default_executor_of_the_program_resolves_names(each_loop: AbstractEve
 
     each_loop.run_until_complete(main())
     assert executor.submitted == 2
+
+
+def test_a_default_executor_that_is_only_larger_is_not_needed_for_names(
+    loop: uringloop.Loop,
+) -> None:
+    opened = threading.Event()
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+
+    async def main() -> None:
+        blocked = loop.run_in_executor(None, opened.wait, PATIENCE)
+        assert await loop.getaddrinfo("localhost", 80)
+        assert not blocked.done()
+        opened.set()
+        assert await blocked
+
+    loop.run_until_complete(main())
 
 
 def test_numeric_addresses_are_answered_at_once(loop: uringloop.Loop) -> None:

@@ -83,7 +83,6 @@ class DefaultExecutor:
 
     def __init__(self) -> None:
         self.pool: concurrent.futures.ThreadPoolExecutor | None = None
-        self.is_given = False
         self.shutdown_called = False
 
     def get(self) -> concurrent.futures.ThreadPoolExecutor:
@@ -113,7 +112,11 @@ class DefaultExecutor:
         if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
             raise TypeError("executor must be ThreadPoolExecutor instance")
         self.pool = executor
-        self.is_given = True
+
+    def is_plain(self) -> bool:
+        """Return whether it differs from that of other loops by its size at most."""
+        kinds = (ThreadPool, concurrent.futures.ThreadPoolExecutor)
+        return self.pool is None or type(self.pool) in kinds
 
     def close(self) -> None:
         """Shut the pool down without waiting: its threads end after the queued work."""
