@@ -126,6 +126,21 @@ def test_default_executor_is_set_by_its_first_use(each_loop: asyncio.AbstractEve
     assert each_loop._default_executor is not None  # type: ignore[attr-defined]
 
 
+def test_default_executor_may_be_shut_down_and_forgotten(
+    each_loop: asyncio.AbstractEventLoop,
+) -> None:
+    loop: Any = each_loop
+    loop.run_until_complete(loop.run_in_executor(None, int))
+    first = loop._default_executor
+    first.shutdown(wait=True)
+    loop._default_executor = None
+    loop.run_until_complete(loop.run_in_executor(None, int))
+    assert loop._default_executor is not first
+    loop._default_executor.shutdown(wait=True)
+    loop.run_until_complete(loop.shutdown_default_executor())
+    assert loop._default_executor is not None
+
+
 def test_saved_signal_handlers_can_be_restored(each_loop: asyncio.AbstractEventLoop) -> None:
     calls: list[str] = []
 

@@ -448,8 +448,8 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         return signals.remove_handler(self, sig)
 
     # ── private names of asyncio's loops that other programs read ────────────────────────────
-    # Read-only snapshots and views; each docstring names the readers. docs/migration.md lists the
-    # private names that are missing. The loop itself uses `_debug`, `_asyncgens`,
+    # Snapshots and views; each docstring names the readers. docs/migration.md lists the private names
+    # that are missing. The loop itself uses `_debug`, `_asyncgens`,
     # `_exception_handler` and `_task_factory`, which other programs read as well.
 
     @property
@@ -474,8 +474,12 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
     @property
     def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
-        """Read by anyio's Runner for old versions of Python, and by asyncio's test suite."""
+        """Read by anyio on old Pythons, asgiref and Home Assistant; some programs set it to None."""
         return self._executor.pool
+
+    @_default_executor.setter
+    def _default_executor(self, executor: concurrent.futures.ThreadPoolExecutor | None) -> None:
+        self._executor.pool = executor
 
     @property
     def _signal_handlers(self) -> Mapping[int, asyncio.Handle]:
