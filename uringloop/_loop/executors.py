@@ -95,15 +95,17 @@ class DefaultExecutor:
 
     def load(self) -> dict[str, float]:
         """Return what stats() says of the pool. Any thread may call it."""
-        queue = getattr(self.pool, "_work_queue", None)
-        threads = getattr(self.pool, "_threads", ())
+        pool = self.pool
+        queue = getattr(pool, "_work_queue", None)
+        # A pool that has ended still has its threads, and what ended them in its queue.
+        threads = sum(each.is_alive() for each in tuple(getattr(pool, "_threads", ())))
         queued, wait_s = 0, 0.0
-        if isinstance(queue, jobs.JobQueue):
+        if threads and isinstance(queue, jobs.JobQueue):
             queued, wait_s = queue.waits()
-        elif queue is not None and hasattr(queue, "qsize"):
+        elif threads and hasattr(queue, "qsize"):
             queued = queue.qsize()
         return {
-            "executor_threads": sum(each.is_alive() for each in tuple(threads)),
+            "executor_threads": threads,
             "executor_queue": queued,
             "executor_wait": wait_s,
         }
@@ -146,7 +148,6 @@ class DefaultExecutor:
             pool.shutdown(wait=False)
         else:
             joiner.join()
-            self.pool = None
 
 
 def _join(
