@@ -140,7 +140,7 @@ class Loop(BaseLoop):
         return await resolver.getnameinfo(self, self._usual_names(), sockaddr, flags)
 
     def _usual_names(self) -> names.Names | None:
-        """Return what resolves names; None for the default executor, if it may change the answer."""
+        """Return what resolves names; None for an executor of a class of the program's own."""
         self._check_closed()
         return self._names if self._executor.is_plain() else None
 

@@ -398,7 +398,7 @@ def test_calls_are_submitted_if_the_code_of_submit_is_another(
     each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def submit(self: Any, function: Any, /, *args: Any) -> Any:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()  # noqa: F821
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_result("traced")
         return future
 

@@ -553,7 +553,9 @@ class Counting(concurrent.futures.ThreadPoolExecutor):
         return super().submit(*args, **options)
 
 
-def test_a_default_executor_of_a_class_of_the_program_resolves_names(each_loop: AbstractEventLoop) -> None:
+def test_a_default_executor_of_a_class_of_the_program_resolves_names(
+    each_loop: AbstractEventLoop,
+) -> None:
     executor = Counting(1)
     each_loop.set_default_executor(executor)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import signal
@@ -12,6 +11,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable
 
 import pytest
+from support.loops import run_turns
 
 PATIENCE = 20.0
 NUMBERS = list(range(100_000))
@@ -79,12 +79,9 @@ def test_another_thread_runs_within_a_turn(
     done: list[int] = []
     thread = later(lambda: done.append(len(sums)))
 
-    async def main() -> None:
-        while len(sums) < 500:
-            await asyncio.sleep(0)
-
-    each_loop.run_until_complete(main())
+    run_turns(each_loop, 4)
     thread.join()
+    assert len(sums) == 500
     assert done[0] < 500
 
 

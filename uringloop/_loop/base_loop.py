@@ -448,8 +448,8 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         return signals.remove_handler(self, sig)
 
     # ── private names of asyncio's loops that other programs read ────────────────────────────
-    # Snapshots and views; each docstring names the readers. docs/migration.md lists the private names
-    # that are missing. The loop itself uses `_debug`, `_asyncgens`,
+    # Snapshots and views; each docstring names the readers. docs/migration.md lists the private
+    # names that are missing. The loop itself uses `_debug`, `_asyncgens`,
     # `_exception_handler` and `_task_factory`, which other programs read as well.
 
     @property
@@ -474,7 +474,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
     @property
     def _default_executor(self) -> concurrent.futures.ThreadPoolExecutor | None:
-        """Read by anyio on old Pythons, asgiref and Home Assistant; some programs set it to None."""
+        """Read by anyio on old Pythons, asgiref, Home Assistant; some programs set it to None."""
         return self._executor.pool
 
     @_default_executor.setter

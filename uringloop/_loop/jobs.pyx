@@ -16,11 +16,10 @@ import asyncio
 import concurrent.futures
 import queue
 
-from uringloop._cpython.interpreter import act_between_calls
-
 cimport cython
 from libc.stdint cimport int64_t
 
+from uringloop._cpython.interpreter cimport act_between_calls
 from uringloop._cpython.pyapi cimport PyContext_New, PyErr_SetHandledException
 from uringloop._cpython.stdlib cimport JOB_QUEUE, uses
 from uringloop._kernel.clock cimport uring_clock_ns
@@ -31,7 +30,6 @@ from uringloop._turn.turn cimport LoopCore
 
 
 cdef tuple NO_ARGS = ()
-cdef object ACT = act_between_calls
 # What a thread takes that is to end.
 cdef Item END = Item.__new__(Item)
 # asyncio's exceptions for those that a function may have got from a future of another kind.
@@ -265,7 +263,7 @@ cdef class JobQueue:
                     uring_park(&here.woken)
             elif type(item) is Job:
                 (<Job>item).perform()
-                ACT()
+                act_between_calls()
             else:
                 return item.foreign
             # Keep nothing of the job while the thread waits.

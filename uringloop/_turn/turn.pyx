@@ -29,9 +29,8 @@ from cpython.object cimport PyObject, PyObject_GenericSetAttr
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint64_t
 
-from uringloop._cpython.interpreter import act_between_calls
-
 from uringloop._cpython.freelist cimport FreeList
+from uringloop._cpython.interpreter cimport act_between_calls
 from uringloop._cpython.pyapi cimport (
     PyErr_CheckSignals,
     PyList_GET_ITEM_borrowed,
@@ -108,7 +107,6 @@ cdef enum:
 # Longest sleep, as in asyncio: for a later deadline the loop sleeps several times.
 cdef int64_t SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
 
-cdef object ACT = act_between_calls
 cdef object FUTURE = asyncio.Future
 cdef tuple NO_ARGS = ()
 
@@ -450,7 +448,7 @@ cdef class LoopCore:
             spare.give(handle)
         self.handles_run += 1
         if self.handles_run % HANDLES_BETWEEN_ACTS == 0:
-            ACT()
+            act_between_calls()
         return 0
 
     @cython.final
@@ -544,7 +542,7 @@ cdef class LoopCore:
     cdef int submit(self) except -1:
         self.sleeper.submit()
         # Other threads get the GIL while the loop sleeps; it does not sleep now.
-        ACT()
+        act_between_calls()
         return 0
 
     # ── for transports ───────────────────────────────────────────────────────────────────────
