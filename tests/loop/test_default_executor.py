@@ -406,7 +406,7 @@ def test_calls_are_submitted_if_the_code_of_submit_is_another(
     original = concurrent.futures.ThreadPoolExecutor.submit
     monkeypatch.setitem(original.__globals__, "concurrent", concurrent)
     monkeypatch.setattr(original, "__code__", code)
-    assert run(each_loop, len, "") == "traced"
+    assert str(run(each_loop, len, "")) == "traced"
 
 
 def test_functions_in_c_do_not_keep_the_loop_from_running(each_loop: AbstractEventLoop) -> None:

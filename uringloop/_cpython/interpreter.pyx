@@ -1,8 +1,8 @@
 """What the interpreter does between two functions in Python.
 
 Before it runs one it gives the GIL to a thread that has waited for sys.getswitchinterval(), takes
-part in a garbage collection, and runs the handlers of signals in the main thread. Compiled code that
-calls functions in C, one after the other, has to let it act, or nobody else would run.
+part in a garbage collection, and runs the handlers of signals in the main thread. Compiled code
+that calls functions in C, one after the other, has to let it act, or nobody else would run.
 """
 
 from cpython.object cimport PyObject

@@ -9,6 +9,13 @@ cdef enum:
     JOB_QUEUE = 32          # a compiled queue of the default executor, in place of SimpleQueue
 
 
+cdef class Original:
+    cdef object places      # the names of the owner
+    cdef str name
+    cdef object function
+    cdef object code        # of a function in Python, else None
+    cdef bint was_own       # the standard library had defined it
+
 cdef bint uses(unsigned int part) noexcept
 cdef int add_io_refs(object sock, Py_ssize_t change) except -1
 cdef bint is_closed(object sock) except -1

@@ -20,6 +20,10 @@ ALL_TASKS: object
 class IdleTransport:
     def __init__(self) -> None: ...
 
+class Original:
+    def __init__(self, owner: ModuleType | type, name: str) -> None: ...
+    def is_in_place(self) -> bool: ...
+
 WRITELINES_SKIPS_FALSE: bool
 WRITELINES_JOINS: bool
 WRITE_TAKES_BYTES_LIKE: bool

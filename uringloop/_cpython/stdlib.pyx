@@ -16,10 +16,11 @@ import asyncio
 import os
 import socket
 import ssl
+import sys
 import weakref
 from asyncio import events, selector_events, streams, tasks, unix_events
 from concurrent.futures import thread
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
@@ -116,6 +117,30 @@ cdef tuple variables(object target, str path):
     """Return the names of a function's arguments and local variables."""
     code = code_of(target, path)
     return () if code is None else code.co_varnames
+
+
+cdef class Original:
+    """A function of a module or a class that compiled code stands for, while nobody changes it.
+
+    Tests, tracers and gevent put a function of their own in its place (`setattr`, wrapt), or change
+    its code (ddtrace). Such a program expects the function to be called.
+    """
+
+    def __init__(self, owner, str name):
+        home = owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__]
+        self.places = vars(owner)
+        self.name = name
+        self.function = function = self.places.get(name)
+        self.code = getattr(function, "__code__", None)
+        # A wrapper passes on the attributes of what it wraps, but has a type of its own.
+        self.was_own = type(function) is BuiltinFunctionType or (
+            type(function) is FunctionType and function.__globals__ is vars(home))
+
+    def is_in_place(self):
+        """Return whether the owner has it, as the standard library defines it."""
+        function = self.function
+        return (self.was_own and self.places.get(self.name) is function
+                and getattr(function, "__code__", None) is self.code)
 
 
 cdef bint uses_name(object target, str path, str name) except -1:

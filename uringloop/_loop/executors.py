@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import thread
 from typing import Any, TypeVar
 
-from uringloop._cpython.originals import Original
+from uringloop._cpython.stdlib import Original
 from uringloop._loop import jobs
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class DefaultExecutor:
         queued, wait_s = 0, 0.0
         if threads and isinstance(queue, jobs.JobQueue):
             queued, wait_s = queue.waits()
-        elif threads and hasattr(queue, "qsize"):
+        elif threads and queue is not None and hasattr(queue, "qsize"):
             queued = queue.qsize()
         return {
             "executor_threads": threads,

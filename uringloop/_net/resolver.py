@@ -11,7 +11,7 @@ from collections.abc import Callable
 from socket import AddressFamily, SocketKind
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from uringloop._cpython.originals import Original
+from uringloop._cpython.stdlib import Original
 
 if TYPE_CHECKING:
     from uringloop._net.names import Names, Query

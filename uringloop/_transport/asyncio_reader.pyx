@@ -18,18 +18,16 @@ as the protocol has it.
 import asyncio
 from asyncio import streams
 
-from uringloop._cpython.originals import Original
-
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE, PyByteArray_Resize
 from libc.string cimport memcpy
 
-from uringloop._cpython.stdlib cimport STREAM_READER, uses
+from uringloop._cpython.stdlib cimport STREAM_READER, Original, uses
 
 
 cdef object PROTOCOL = streams.StreamReaderProtocol
 cdef object READER = streams.StreamReader
-cdef object DATA_RECEIVED = Original(streams.StreamReaderProtocol, "data_received")
-cdef object FEED_DATA = Original(streams.StreamReader, "feed_data")
+cdef Original DATA_RECEIVED = Original(streams.StreamReaderProtocol, "data_received")
+cdef Original FEED_DATA = Original(streams.StreamReader, "feed_data")
 cdef object FUTURE = asyncio.Future
 
 

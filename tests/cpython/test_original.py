@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from uringloop._cpython.originals import Original
+from uringloop._cpython.stdlib import Original
 
 
 class Wrapper:
