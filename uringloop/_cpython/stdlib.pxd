@@ -1,5 +1,8 @@
 """Parts of the standard library that compiled code replaces, and their switches."""
 
+cimport cython
+
+
 cdef enum:
     BIO_MEMORY = 1          # memory lent to MemoryBIOs, in place of copies
     STREAM_READER = 2       # direct writes to a StreamReader's buffer, in place of feed_data()
@@ -9,6 +12,7 @@ cdef enum:
     JOB_QUEUE = 32          # a compiled queue of the default executor, in place of SimpleQueue
 
 
+@cython.final
 cdef class Original:
     cdef object places      # the names of the owner
     cdef str name

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import CodeType, ModuleType
+from typing import final
 
 _Shape = Mapping[str, set[str]]
 
@@ -20,6 +21,7 @@ ALL_TASKS: object
 class IdleTransport:
     def __init__(self) -> None: ...
 
+@final
 class Original:
     def __init__(self, owner: ModuleType | type, name: str) -> None: ...
     def is_in_place(self) -> bool: ...

@@ -22,6 +22,7 @@ from asyncio import events, selector_events, streams, tasks, unix_events
 from concurrent.futures import thread
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
+cimport cython
 from cpython.object cimport PyObject
 from libc.string cimport memcpy
 
@@ -119,6 +120,7 @@ cdef tuple variables(object target, str path):
     return () if code is None else code.co_varnames
 
 
+@cython.final
 cdef class Original:
     """A function of a module or a class that compiled code stands for, while nobody changes it.
 
