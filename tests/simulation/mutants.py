@@ -861,14 +861,6 @@ MUTANTS = (
         "turn/test_functions_in_c.py",
     ),
     Mutant(
-        "turn follows turn without a pause for others",
-        "_turn/turn.pyx",
-        "        # Other threads get the GIL while the loop sleeps; it does not sleep now.\n"
-        "        act_between_calls()\n",
-        "",
-        "turn/test_functions_in_c.py",
-    ),
-    Mutant(
         "a cancelled call runs",
         "_loop/jobs.pyx",
         "        if self.awaited.cancelled():\n",

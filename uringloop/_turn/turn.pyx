@@ -541,8 +541,7 @@ cdef class LoopCore:
     @cython.final
     cdef int submit(self) except -1:
         self.sleeper.submit()
-        # Other threads get the GIL while the loop sleeps; it does not sleep now.
-        act_between_calls()
+        PyErr_CheckSignals()
         return 0
 
     # ── for transports ───────────────────────────────────────────────────────────────────────
