@@ -52,7 +52,7 @@ class ThreadPool(concurrent.futures.ThreadPoolExecutor):
             future = queue.add_job(loop, function, args)
             if future is not None:
                 try:
-                    if queue.has_idle() or self._has_threads():
+                    if queue.has_idle() or self._is_full() or self._has_threads():
                         return future
                 except BaseException:
                     future.cancel()
@@ -60,6 +60,10 @@ class ThreadPool(concurrent.futures.ThreadPoolExecutor):
                 # The pool has been shut down.
                 future.cancel()
         return asyncio.wrap_future(self.submit(function, *args), loop=loop)
+
+    def _is_full(self) -> bool:
+        """Return whether there are as many threads as there may be: they perform what is queued."""
+        return len(self._threads) >= self._max_workers
 
     def _has_threads(self) -> bool:
         """Start a thread if there may be one more; return whether there is one for a new job."""
