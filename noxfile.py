@@ -269,6 +269,7 @@ def run_sanitized(session: nox.Session, flag: str, runtime: str, *options: str) 
     session.run("python", "-m", "pytest", *chosen, *session.posargs, *options, env=variables)
     if not session.posargs:
         session.run("python", "-m", "pytest", "tests/conformance", env=variables)
+        session.run("python", "tests/threads/jobs.py", env=variables)
 
 
 def library_path(name: str) -> str:
