@@ -91,7 +91,7 @@ def output(script: str, library: str, warnings: str = SLOW_TURN) -> str:
 
 def test_slow_names_do_not_stop_a_fast_one(slow_names: str) -> None:
     script = """
-    # On one processor no thread looks for a name before all are asked.
+    # On one processor a thread rarely looks for a name before all are asked.
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 
     async def main():
@@ -150,7 +150,7 @@ def test_names_that_nobody_awaits_any_more_are_not_resolved(slow_names: str) -> 
     assert output(script, slow_names) == "['gaierror', 'gaierror'] 33\n"
 
 
-def test_names_that_nobody_awaits_any_more_keep_no_memory(slow_names: str) -> None:
+def test_names_that_nobody_awaits_any_more_leave_memory_flat(slow_names: str) -> None:
     script = """
     from support.roles import resident_bytes
 

@@ -4,9 +4,11 @@
  * starts it: network namespace, system call filters, processors.
  *
  *     NEW ──name_ask()──> ASKED ──a thread has it──> TAKEN ──the loop is told──> TOLD
- *                           │                          │
- *                                                      └──name_leave()──> ABANDONED: the thread
- *                                                                         frees the query
+ *                                                      │
+ *                                                      └──name_leave()──> ABANDONED
+ *
+ * name_withdraw() frees a query that is ASKED, name_leave() one that is NEW, ASKED or TOLD, and the
+ * thread one that is ABANDONED.
  *
  * The loop's thread makes a query, and may read it while it is NEW or TOLD. A lock protects the queue
  * and the states. A thread holds it while it tells the loop: a query that is TOLD is the loop's alone.
@@ -62,8 +64,8 @@ struct name_threads {
     pthread_cond_t changed; /* a query is asked, or the loop is closed */
     struct name_query *first;
     struct name_query *last;
-    int count; /* of threads */
-    int idle;           /* threads that wait */
+    int count;          /* of threads */
+    int idle;           /* of them that wait */
     bool one_is_coming; /* a thread that was woken or started has not yet looked for a query */
     bool closed;
     int users; /* the loop, each thread and each query that is not NEW; the last one frees this */
@@ -90,6 +92,7 @@ static inline void name_free(struct name_query *query) {
 
 static inline void name_append(struct name_threads *threads, struct name_query *query) {
     query->before = threads->last;
+    query->next = NULL;
     *(threads->last ? &threads->last->next : &threads->first) = query;
     threads->last = query;
 }
@@ -97,7 +100,6 @@ static inline void name_append(struct name_threads *threads, struct name_query *
 static inline void name_remove(struct name_threads *threads, struct name_query *query) {
     *(query->before ? &query->before->next : &threads->first) = query->next;
     *(query->next ? &query->next->before : &threads->last) = query->before;
-    query->before = query->next = NULL;
 }
 
 /* Calls the resolver, in the thread of the caller. */
@@ -301,7 +303,8 @@ static inline void *name_leave(struct name_query *query) {
     return handle;
 }
 
-/* Leaves a query that waits for a thread, and returns its handle; returns NULL if a thread has it. */
+/* Frees a query that waits for a thread, and returns its handle; returns NULL if a thread has it, or
+ * has answered it. */
 static inline void *name_withdraw(struct name_query *query) {
     struct name_threads *threads = query->threads;
 

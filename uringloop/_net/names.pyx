@@ -2,7 +2,8 @@
 
 A loop has one object `Names`. It answers at once what needs no look-up: numeric hosts with
 numeric ports. Other questions go to threads (name_threads.h), and equal ones share an answer while
-it is awaited. Only the loop's thread may call this module; the other threads run `tell` only.
+it is awaited. Only the loop's thread may call this module; the other threads run `tell`, and `forget` of a
+coroutine that they collect.
 """
 
 import socket
@@ -186,26 +187,29 @@ cdef class Query:
     def forget(self, waiter):
         """Forget *waiter*. If it was the last one and no thread has the question, withdraw it."""
         cdef void *handle
-        self.waiters.pop(waiter, None)
-        if self.waiters or self.asked == NULL or is_inherited(self.asked.threads):
-            return
-        handle = name_withdraw(self.asked)
-        if handle != NULL:
-            del self.queries[self.question]
-            self.asked = NULL
-            self.drop(handle)
+        # Without a GIL, a coroutine may be collected in another thread while the answer comes.
+        with cython.critical_section(self):
+            self.waiters.pop(waiter, None)
+            if self.waiters or self.asked == NULL or is_inherited(self.asked.threads):
+                return
+            handle = name_withdraw(self.asked)
+            if handle != NULL:
+                self.asked = NULL
+                del self.queries[self.question]
+                self.drop(handle)
 
     def __call__(self):
         """Give the answer to all who wait for it, when a thread has told the loop."""
         cdef object failure = None
-        assert self.asked != NULL, "a query that was withdrawn is answered"
-        del self.queries[self.question]
-        for waiter in list(self.waiters):
-            try:
-                self.resolve(waiter)
-            except BaseException as exc:
-                failure = exc
-        self.leave()
+        with cython.critical_section(self):
+            assert self.asked != NULL, "a query that was withdrawn is answered"
+            del self.queries[self.question]
+            for waiter in list(self.waiters):
+                try:
+                    self.resolve(waiter)
+                except BaseException as exc:
+                    failure = exc
+            self.leave()
         if failure is not None:
             raise failure
 
