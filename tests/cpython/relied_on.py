@@ -321,8 +321,8 @@ SOCKETS = (
 THREADS = (
     Row(
         "concurrent.futures.ThreadPoolExecutor",
-        "_work_queue _idle_semaphore _adjust_thread_count _threads _shutdown _shutdown_lock "
-        "_initializer_failed _broken",
+        "_work_queue _idle_semaphore _adjust_thread_count _threads _max_workers _shutdown "
+        "_shutdown_lock _initializer_failed _broken",
         "3.9",
         "the default executor is a ThreadPoolExecutor with another queue: a fifth of the time",
         "the default executor is a plain ThreadPoolExecutor",

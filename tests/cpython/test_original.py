@@ -58,6 +58,12 @@ def test_a_function_with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert before.is_in_place()
 
 
+def test_a_function_with_other_code_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Original(json, "dumps", uses="JSONEncoder").is_in_place()
+    monkeypatch.setattr(json.dumps, "__code__", (lambda *args: "traced").__code__)
+    assert not Original(json, "dumps", uses="JSONEncoder").is_in_place()
+
+
 def test_a_function_that_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Original(json, "dumps")
     monkeypatch.delattr(json, "dumps")

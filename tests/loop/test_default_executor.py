@@ -157,22 +157,27 @@ def test_the_executor_takes_other_calls_as_well(each_loop: AbstractEventLoop) ->
 
 
 def find_no_memory(thread: threading.Thread) -> None:
-    raise MemoryError
+    raise MemoryError("no memory for a thread")
 
 
-REFUSALS = [refuse_thread, find_no_memory]
-
-
-@pytest.mark.parametrize("refuse", REFUSALS)
+@pytest.mark.parametrize(
+    ("refuse", "error", "words"),
+    [
+        (refuse_thread, RuntimeError, "can't start new thread"),
+        (find_no_memory, MemoryError, "no memory"),
+    ],
+)
 def test_no_thread_can_be_started(
     each_loop: AbstractEventLoop,
     monkeypatch: pytest.MonkeyPatch,
     refuse: Callable[[threading.Thread], None],
+    error: type[Exception],
+    words: str,
 ) -> None:
     ran: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises((MemoryError, RuntimeError)):
+        with pytest.raises(error, match=words):
             each_loop.run_in_executor(None, ran.append, "refused")
     assert run(each_loop, len, "after") == 5
     if isinstance(each_loop, uringloop.Loop):
@@ -180,7 +185,7 @@ def test_no_thread_can_be_started(
         assert not ran
 
 
-@pytest.mark.parametrize("refuse", REFUSALS)
+@pytest.mark.parametrize("refuse", [refuse_thread, find_no_memory])
 def test_one_thread_is_enough_if_no_other_can_be_started(
     loop: uringloop.Loop,
     gate: Gate,
@@ -388,10 +393,12 @@ def test_calls_are_submitted_if_submit_is_wrapped(
     each_loop: AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []
-    wrapper = Wrapper(concurrent.futures.ThreadPoolExecutor.submit, calls)
-    monkeypatch.setattr(concurrent.futures.ThreadPoolExecutor, "submit", wrapper)
     assert run(each_loop, len, "") == 0
-    assert calls == [len]
+    for kind in (concurrent.futures.ThreadPoolExecutor, type(pool_of(each_loop))):
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, "submit", Wrapper(kind.submit, calls))
+            assert run(each_loop, len, "") == 0
+    assert calls == [len, len]
 
 
 def test_calls_are_submitted_if_the_code_of_submit_is_another(
@@ -402,10 +409,9 @@ def test_calls_are_submitted_if_the_code_of_submit_is_another(
         future.set_result("traced")
         return future
 
-    code = submit.__code__.replace(co_freevars=())
     original = concurrent.futures.ThreadPoolExecutor.submit
     monkeypatch.setitem(original.__globals__, "concurrent", concurrent)
-    monkeypatch.setattr(original, "__code__", code)
+    monkeypatch.setattr(original, "__code__", submit.__code__)
     assert str(run(each_loop, len, "")) == "traced"
 
 

@@ -20,6 +20,8 @@ cdef class Original:
     cdef object code        # of a function in Python, else None
     cdef bint was_own       # the standard library had defined it
 
+    cpdef bint is_in_place(self) except -1
+
 cdef bint uses(unsigned int part) noexcept
 cdef int add_io_refs(object sock, Py_ssize_t change) except -1
 cdef bint is_closed(object sock) except -1

@@ -128,7 +128,8 @@ cdef class Original:
     its code (ddtrace). Such a program expects the function to be called.
     """
 
-    def __init__(self, owner, str name):
+    def __init__(self, owner, str name, str uses=None):
+        """*uses*: a name that occurs in the code of this function, but hardly in another's."""
         home = owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__]
         self.places = vars(owner)
         self.name = name
@@ -136,13 +137,14 @@ cdef class Original:
         self.code = getattr(function, "__code__", None)
         # A wrapper passes on the attributes of what it wraps, but has a type of its own.
         self.was_own = type(function) is BuiltinFunctionType or (
-            type(function) is FunctionType and function.__globals__ is vars(home))
+            type(function) is FunctionType and function.__globals__ is vars(home)
+            and (uses is None or uses in function.__code__.co_names))
 
-    def is_in_place(self):
+    cpdef bint is_in_place(self) except -1:
         """Return whether the owner has it, as the standard library defines it."""
         function = self.function
         return (self.was_own and self.places.get(self.name) is function
-                and getattr(function, "__code__", None) is self.code)
+                and (self.code is None or function.__code__ is self.code))
 
 
 cdef bint uses_name(object target, str path, str name) except -1:
@@ -316,6 +318,7 @@ cdef bint thread_pool_is_known() except -1:
             ("ThreadPoolExecutor.shutdown", "put"),
             ("ThreadPoolExecutor._adjust_thread_count", "_idle_semaphore"),
             ("ThreadPoolExecutor._adjust_thread_count", "_threads"),
+            ("ThreadPoolExecutor._adjust_thread_count", "_max_workers"),
             ("ThreadPoolExecutor._initializer_failed", "_broken"),
             ("_worker", "get"),
             ("_worker", "run"),

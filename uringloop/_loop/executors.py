@@ -48,7 +48,8 @@ class ThreadPool(concurrent.futures.ThreadPoolExecutor):
         """Do what run_in_executor() does with the future of submit()."""
         queue = self._work_queue
         # Tracers replace submit(), which then has to be called.
-        if SUBMIT.is_in_place() and "submit" not in vars(self):
+        patched = "submit" in vars(self) or "submit" in vars(ThreadPool)
+        if SUBMIT.is_in_place() and not patched:
             future = queue.add_job(loop, function, args)
             if future is not None:
                 try:
@@ -101,8 +102,9 @@ class DefaultExecutor:
         """Return what stats() says of the pool. Any thread may call it."""
         pool = self.pool
         queue = getattr(pool, "_work_queue", None)
-        # A pool that has ended still has its threads, and what ended them in its queue.
-        threads = sum(each.is_alive() for each in tuple(getattr(pool, "_threads", ())))
+        # A pool that has ended still has its threads, and a plain one the None that ends them. The
+        # loop's thread may add one meanwhile.
+        threads = sum(each.is_alive() for each in getattr(pool, "_threads", set()).copy())
         queued, wait_s = 0, 0.0
         if threads and isinstance(queue, jobs.JobQueue):
             queued, wait_s = queue.waits()
@@ -120,7 +122,7 @@ class DefaultExecutor:
         self.pool = executor
 
     def is_plain(self) -> bool:
-        """Return whether it differs from that of other loops by its size at most."""
+        """Return whether its class is not one of the program's own."""
         kinds = (ThreadPool, concurrent.futures.ThreadPoolExecutor)
         return self.pool is None or type(self.pool) in kinds
 

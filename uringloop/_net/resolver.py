@@ -37,7 +37,7 @@ KINDS = {
 }
 
 
-GETADDRINFO = Original(socket, "getaddrinfo")
+GETADDRINFO = Original(socket, "getaddrinfo", uses="_socket")
 GETNAMEINFO = Original(socket, "getnameinfo")
 
 
