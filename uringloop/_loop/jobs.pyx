@@ -229,7 +229,7 @@ cdef class JobQueue:
             self.parked_count = 0
             self.one_is_waking = False
 
-    # ── the methods of queue.SimpleQueue that a ThreadPoolExecutor uses ──────────────────────
+    # ── the methods of queue.SimpleQueue that ThreadPoolExecutors and programs use ───────────
 
     def put(self, foreign):
         """Append *foreign*; None ends a thread once the queue is empty, and refuses jobs."""

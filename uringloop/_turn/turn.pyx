@@ -102,7 +102,7 @@ cdef enum:
     # One enter brings 20 deferred completions (kernel 6.13+). After this many enters in one turn,
     # callbacks run, however many sockets are ready.
     COLLECT_ROUNDS_MAX = 16
-    # After so many callbacks the interpreter acts, if they are functions in C: 2 ns for each.
+    # After so many callbacks the loop lets the interpreter act: functions in C do not.
     HANDLES_BETWEEN_ACTS = 16
 # Longest sleep, as in asyncio: for a later deadline the loop sleeps several times.
 cdef int64_t SLEEP_MAX_NS = 24 * 3600 * 1_000_000_000
