@@ -2,8 +2,8 @@
 
 A loop has one object `Names`. It answers at once what needs no look-up: numeric hosts with
 numeric ports. Other questions go to threads (name_threads.h), and equal ones share an answer while
-it is awaited. Only the loop's thread may call this module; the other threads run `tell`, and `forget` of a
-coroutine that they collect.
+it is awaited. Only the loop's thread may call this module. The other threads run `tell`, and
+`forget` if they collect a coroutine.
 """
 
 import socket
