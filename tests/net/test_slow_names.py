@@ -167,9 +167,9 @@ def test_names_that_nobody_awaits_any_more_leave_memory_flat(slow_names: str) ->
         for number in range(20):
             await time_out(number)
         size = resident_bytes()
-        for number in range(200):
+        for number in range(60):
             await time_out(number)
-        print(resident_bytes() - size < 8_000_000)
+        print(resident_bytes() - size < 4_000_000)
         native.release_names()
         await asyncio.wait(slow)
         print({type(task.exception()) for task in slow}, native.names_asked())
