@@ -39,6 +39,11 @@ async def until(condition):
 def asked(loop, name, count=1):
     return [asyncio.ensure_future(loop.getaddrinfo(name, 80)) for _ in range(count)]
 
+async def hanging(loop, count):
+    tasks = [task for number in range(count) for task in asked(loop, f"slow-{number}")]
+    await until(lambda: native.names_asked() == count)
+    return tasks
+
 async def resolve(name):
     return await asyncio.get_running_loop().getaddrinfo(name, 80)
 
@@ -96,8 +101,7 @@ def test_slow_names_do_not_stop_a_fast_one(slow_names: str) -> None:
 
     async def main():
         loop = asyncio.get_running_loop()
-        slow = [task for number in range(8) for task in asked(loop, f"slow-{number}")]
-        await until(lambda: native.names_asked() == 8)
+        slow = await hanging(loop, 8)
         # The others are slow until they are released.
         await loop.getaddrinfo("localhost", 80)
         print(any(task.done() for task in slow))
@@ -162,8 +166,7 @@ def test_names_that_nobody_awaits_any_more_leave_memory_flat(slow_names: str) ->
         await asyncio.wait(tasks)
 
     async def main():
-        slow = [task for number in range(32) for task in asked(loop, f"slow-{number}")]
-        await until(lambda: native.names_asked() == 32)
+        slow = await hanging(loop, 32)
         for number in range(20):
             await time_out(number)
         size = resident_bytes()
@@ -185,8 +188,7 @@ def test_a_coroutine_that_is_closed_awaits_no_name(slow_names: str) -> None:
     script = """
     async def main():
         loop = asyncio.get_running_loop()
-        slow = [task for number in range(32) for task in asked(loop, f"slow-{number}")]
-        await until(lambda: native.names_asked() == 32)
+        slow = await hanging(loop, 32)
         for number in range(100):
             coroutine = loop.getaddrinfo(f"slow-closed-{number}", 80)
             coroutine.send(None)
@@ -258,8 +260,7 @@ def test_a_loop_that_closes_ends_its_threads(slow_names: str) -> None:
 
     async def main():
         loop = asyncio.get_running_loop()
-        slow = [task for number in range(5) for task in asked(loop, f"slow-{number}")]
-        await until(lambda: native.names_asked() == 5)
+        slow = await hanging(loop, 5)
         native.release_names()
         await asyncio.gather(*slow, return_exceptions=True)
         print(threads())
