@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypedDict, TypeGuard
 
 from uringloop._loop import options
-from uringloop.monitor import server, snapshots, socket_paths
+from uringloop.monitor import server, serving, snapshots, socket_paths
 from uringloop.monitor.snapshots import LoopSnapshot, Snapshot
 
 # The answer of a program with hundreds of loops is shorter.
@@ -273,8 +273,7 @@ class Connection:
         except OSError as exc:
             self.sock.close()
             raise CannotWatch(_refusal(path, exc)) from None
-        peer = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, server.PEER.size)
-        self.pid, user, _ = server.PEER.unpack(peer)
+        self.pid, user = serving.peer_of(self.sock)
         if os.geteuid() not in (0, user) and user != 0:
             self.sock.close()
             raise CannotWatch(f"not permitted: {path} belongs to another user")

@@ -1,0 +1,307 @@
+"""Serves clients in a thread of its own, for the monitor and for health over HTTP.
+
+The thread is independent of the loops, so it answers while a loop is blocked. It sleeps while no
+client wants anything, and takes at most a tenth of a processor from the loops, however many clients
+there are and whatever they send.
+
+A connection is in one state:
+
+    READING ──a whole request, or one that is too long──> WRITING ──another is allowed──> READING
+                                                             └──it was the last──> ENDING
+
+A connection that is ENDING has sent everything. It discards what arrives until the client closes:
+a close with unread bytes would destroy the answer on its way.
+
+A thread that computes gives the GIL away 5 ms after another asks for it, and each system call of
+this one releases it. So a request costs few of them: sockets stay blocking, and each call says that
+it does not wait.
+
+The thread that serves owns the connections. Any thread may create and close a Server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable
+
+# The pause after each round of answers: a client that asks without pause costs 3 % of a core.
+PAUSE_S = 0.005
+# The part of a processor that the thread may use, and how many seconds of one at a time: a probe is
+# answered at once, a flood is not.
+SHARE = 0.1
+BURST_S = 0.1
+# New clients in one round: the loops run in the pause after it.
+ACCEPTS_PER_ROUND = 16
+# The longest work of one round, for the same reason; the others wait for the next round.
+ROUND_S = 0.001
+# Bytes that are read at once.
+READ_BYTES = 4096
+DISCARD_BYTES = 65536
+# How long a connection waits for the client's close.
+ENDING_S = 1.0
+# Time for the thread to end: it waits only for the GIL.
+END_S = 5.0
+
+# struct ucred of SO_PEERCRED: process, user, group.
+PEER = struct.Struct("3i")
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end of a UNIX socket."""
+    pid, user, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
+    return pid, user
+
+
+class Answer:
+    """What a client gets for a request, and whether it may send another."""
+
+    def __init__(self, data: bytes, *, last: bool) -> None:
+        self.data = data
+        self.last = last
+
+
+class Service:
+    """What the clients of one listening socket may ask, and what they get."""
+
+    # A longer request is refused.
+    request_bytes_max: int
+    # How long a client may take to send a request, and to read the answer.
+    timeout_s: float
+    clients_max: int
+
+    def refusal_of(self, sock: socket.socket) -> bytes | None:
+        """Return the answer to a client that may ask nothing; None if it may."""
+        raise NotImplementedError
+
+    def length_of(self, received: bytes) -> int:
+        """Return the length of the first request in *received*, with its end; 0 if it is not whole.
+
+        Raises nothing, whatever was received.
+        """
+        raise NotImplementedError
+
+    def answer(self, request: bytes) -> Answer:
+        """Return the answer to *request*, and raise nothing."""
+        raise NotImplementedError
+
+    def too_long(self) -> Answer:
+        """Return the answer to a request of more than `request_bytes_max`."""
+        raise NotImplementedError
+
+    def too_many(self) -> bytes | None:
+        """Return the answer to a client beyond `clients_max`; None disconnects the oldest one."""
+        raise NotImplementedError
+
+
+class State(enum.Enum):
+    """What a connection does; the module's docstring has the transitions."""
+
+    READING = 1
+    WRITING = 2
+    ENDING = 3
+
+
+class Connection:
+    """One client: its requests that are not answered, and the rest of the answer."""
+
+    def __init__(self, service: Service, sock: socket.socket) -> None:
+        self.service = service
+        self.sock = sock
+        self.state = State.READING
+        self.received = b""
+        self.unsent = b""
+        self.last = False
+        self.deadline = time.monotonic() + service.timeout_s
+
+    @property
+    def events(self) -> int:
+        """What the connection waits for."""
+        # Another request of a client that does not wait for answers may be here already.
+        if self.state is State.WRITING or self.service.length_of(self.received):
+            return select.POLLOUT
+        return select.POLLIN
+
+    def serve(self) -> bool:
+        """Read or write once without blocking. Return whether the connection stays open."""
+        try:
+            if self.state is State.READING:
+                return self._read()
+            if self.state is State.WRITING:
+                return self._write()
+            return bool(self.sock.recv(DISCARD_BYTES, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def _read(self) -> bool:
+        length = self.service.length_of(self.received)
+        if not length:
+            data = self.sock.recv(READ_BYTES, socket.MSG_DONTWAIT)
+            if not data:
+                return False
+            self.received += data
+            length = self.service.length_of(self.received)
+        if (length or len(self.received)) > self.service.request_bytes_max:
+            self._start_writing(self.service.too_long())
+        elif length:
+            request, self.received = self.received[:length], self.received[length:]
+            self._start_writing(self.service.answer(request))
+        else:
+            return True
+        return self._write()
+
+    def _start_writing(self, answer: Answer) -> None:
+        assert self.state is State.READING
+        self.state = State.WRITING
+        self.unsent, self.last = answer.data, answer.last
+        self.deadline = time.monotonic() + self.service.timeout_s
+
+    def _write(self) -> bool:
+        sent = self.sock.send(self.unsent, socket.MSG_DONTWAIT)
+        self.unsent = self.unsent[sent:]
+        if not self.unsent:
+            self._end_writing()
+        return True
+
+    def _end_writing(self) -> None:
+        assert self.state is State.WRITING
+        if not self.last:
+            self.state = State.READING
+            return
+        self.state = State.ENDING
+        self.received = b""
+        self.deadline = time.monotonic() + ENDING_S
+        self.sock.shutdown(socket.SHUT_WR)
+
+
+class Server:
+    """Listening sockets, each with its service, and the thread that serves their clients.
+
+    *tick_s* is how often the thread calls `tick`; None is never.
+    """
+
+    def __init__(self, name: str, tick_s: float | None = None) -> None:
+        self.pid = os.getpid()
+        self.name = name
+        self.listeners: dict[socket.socket, Service] = {}
+        # In the order in which they came.
+        self.clients: dict[int, Connection] = {}
+        self.tick_s = tick_s
+        self.next_tick = time.monotonic() + (tick_s or 0)
+        self.ending = False
+        self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Raises RuntimeError if that is not possible; call `close` then."""
+        self.thread.start()
+
+    def tick(self) -> None:
+        """Do what the server does from time to time, in its thread."""
+
+    def close(self) -> None:
+        """End the thread, and close all sockets."""
+        self.ending = True
+        for sock in list(self.listeners):
+            # Wakes the thread from poll(). The thread may have closed it meanwhile.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        if self.thread.ident is not None:
+            self.thread.join(END_S)
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        """Close the descriptors. A forked child does only this, for the rest is its parent's."""
+        for sock in [*self.listeners, *[one.sock for one in list(self.clients.values())]]:
+            sock.close()
+        self.listeners.clear()
+        self.clients.clear()
+
+    def _serve(self) -> None:
+        # The kernel must deliver the program's signals to the program's own threads.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        credit_s = BURST_S
+        at, used = time.monotonic(), time.thread_time()
+        while not self.ending:
+            self._round()
+            at, before = time.monotonic(), at
+            used, used_before = time.thread_time(), used
+            credit_s = min(BURST_S, credit_s + (at - before) * SHARE - (used - used_before))
+            time.sleep(max(PAUSE_S, -credit_s / SHARE))
+
+    def _round(self) -> None:
+        """Wait for a client or a timeout, and serve those that are ready once."""
+        ready = self._wait()
+        now = time.monotonic()
+        latest = now + ROUND_S
+        for fd in ready:
+            if fd in self.clients and not self.clients[fd].serve():
+                self.clients.pop(fd).sock.close()
+            if time.monotonic() > latest:
+                break
+        for fd, client in list(self.clients.items()):
+            if client.deadline <= now:
+                self.clients.pop(fd).sock.close()
+        # Accept last: a new client may get the descriptor number of one that was closed above.
+        for sock in [one for one in self.listeners if one.fileno() in ready]:
+            self._accept(sock, self.listeners[sock])
+        if self.tick_s is not None and now >= self.next_tick:
+            self.next_tick = now + self.tick_s
+            self.tick()
+
+    def _wait(self) -> list[int]:
+        """Return the descriptors that are ready, those of the connections first."""
+        poll = select.poll()
+        for sock in self.listeners:
+            poll.register(sock, select.POLLIN)
+        for fd, client in self.clients.items():
+            poll.register(fd, client.events)
+        times = [client.deadline for client in self.clients.values()]
+        if self.tick_s is not None:
+            times.append(self.next_tick)
+        delay = max(0.0, min(times) - time.monotonic()) * 1000 if times else None
+        return [fd for fd, _ in poll.poll(delay)]
+
+    def _accept(self, listener: socket.socket, service: Service) -> None:
+        # Fails if the client has disconnected, or if no descriptor is left: then the next round
+        # tries again.
+        with contextlib.suppress(OSError):
+            for _ in range(ACCEPTS_PER_ROUND):
+                if self.ending:
+                    return
+                self._admit(listener.accept()[0], service)
+
+    def _admit(self, sock: socket.socket, service: Service) -> None:
+        """Make a connection of the new client, and read what it has sent already."""
+        client = Connection(service, sock)
+        refusal = service.refusal_of(sock)
+        if refusal is None and self._count(service) >= service.clients_max:
+            refusal = service.too_many()
+            if refusal is None:
+                self._disconnect_oldest(service)
+        if refusal is None:
+            if client.serve():
+                self.clients[sock.fileno()] = client
+            else:
+                sock.close()
+            return
+        # The client may have disconnected.
+        with sock, contextlib.suppress(OSError):
+            sock.send(refusal, socket.MSG_DONTWAIT)
+
+    def _of(self, service: Service) -> Iterable[int]:
+        return (fd for fd, one in self.clients.items() if one.service is service)
+
+    def _count(self, service: Service) -> int:
+        return sum(1 for _ in self._of(service))
+
+    def _disconnect_oldest(self, service: Service) -> None:
+        self.clients.pop(next(iter(self._of(service)))).sock.close()
