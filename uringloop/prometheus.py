@@ -15,11 +15,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Keyed like the result of histograms_of().
 HISTOGRAMS = {
     "lag": ("timer_lag", "Lateness of the first due timer of each turn."),
-    "turn": ("turn", "Duration of turns without the sleep, since the first scrape."),
-    "callback": (
-        "callback",
-        "Duration of callbacks and steps of tasks, since the first scrape.",
-    ),
+    "turn": ("turn", "Duration of turns without the sleep."),
+    "callback": ("callback", "Duration of callbacks and steps of tasks."),
 }
 
 
@@ -28,23 +25,40 @@ def text(loop: Loop, prefix: str = "uringloop", labels: Mapping[str, str] | None
 
     Each sample has the *labels*, by default `pid` with the process ID, because any of the workers
     that share a port may answer a scrape. From the first call for a loop on, its turns and
-    callbacks are timed by the precise clock; docs/monitoring.md has the cost.
+    callbacks are timed; docs/monitoring.md has the cost.
     """
     keep_histograms(loop)
     chosen = {"pid": str(os.getpid())} if labels is None else labels
     return "\n".join(_lines(loop, prefix, chosen)) + "\n"
 
 
+def merged(texts: Iterable[str]) -> str:
+    """Return one text of several loops' or processes', in which each metric stands once.
+
+    The samples of different texts must differ in a label.
+    """
+    families: dict[str, str] = {}
+    for one in texts:
+        # No other line begins with this: newlines in labels are escaped.
+        for family in f"\n{one}".split("\n# HELP ")[1:]:
+            parts = family.rstrip("\n").split("\n", 2)
+            # The end of a text may be missing.
+            if len(parts) == 3:
+                about, kind, samples = parts
+                head = f"# HELP {about}\n{kind}\n"
+                families[head] = families.get(head, "") + samples + "\n"
+    return "".join(head + samples for head, samples in families.items())
+
+
 def _lines(loop: Loop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
     stats = loop.stats()
     common = _labels(labels)
     for name, help_text in COUNTERS.items():
-        metric = f"{prefix}_{name}_total"
+        metric = f"{prefix}_{name}{_unit(name)}_total"
         yield from _head(metric, help_text, "counter")
         yield f"{metric}{common} {stats[name]}"  # type: ignore[literal-required]
     for name, help_text in GAUGES.items():
-        unit = "_seconds" if name in TIMES else ""
-        metric = f"{prefix}_{name}{unit}"
+        metric = f"{prefix}_{name}{_unit(name)}"
         yield from _head(metric, help_text, "gauge")
         yield f"{metric}{common} {stats[name]}"  # type: ignore[literal-required]
     # stats() counts a batch under the largest power of two that it reaches: 4 to 7 under 4.
@@ -58,6 +72,10 @@ def _lines(loop: Loop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
         metric = f"{prefix}_{name}_seconds"
         yield from _head(metric, help_text, "histogram")
         yield from _histogram(metric, BOUNDS, counts, total, labels)
+
+
+def _unit(name: str) -> str:
+    return "_seconds" if name in TIMES else ""
 
 
 def _head(metric: str, help_text: str, kind: str) -> Iterator[str]:

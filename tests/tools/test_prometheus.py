@@ -102,7 +102,7 @@ def test_every_figure_of_stats_is_a_metric(worked: uringloop.Loop) -> None:
             continue
         (family,) = [
             families[f"uringloop_{name}{suffix}"]
-            for suffix in ("", "_total", "_seconds")
+            for suffix in ("", "_total", "_seconds", "_seconds_total")
             if f"uringloop_{name}{suffix}" in families
         ]
         assert family.samples == {"": value}

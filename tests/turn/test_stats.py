@@ -81,6 +81,93 @@ def test_every_figure_is_described_once(loop: uringloop.Loop) -> None:
     assert set(GAUGES) - PRESENT == {"lag_max"}
 
 
+# ── the time at work ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [time.sleep, busy])
+def test_busy_is_the_time_without_sleeps(
+    loop: uringloop.Loop, work: Callable[[float], object]
+) -> None:
+    pauses, pause = 50, 0.005
+
+    async def main() -> tuple[float, float, float]:
+        began, cpu, before = time.monotonic(), time.thread_time(), loop.stats()["busy"]
+        for _ in range(pauses):
+            work(0.01)
+            await asyncio.sleep(pause)
+        took, used = time.monotonic() - began, time.thread_time() - cpu
+        return loop.stats()["busy"] - before, took, used
+
+    share, took, used = loop.run_until_complete(main())
+    # The kernel's work at the begin and the end of a sleep counts, in which the loop was late, too.
+    assert pauses * 0.01 * 0.99 <= share <= took - pauses * pause + used * 1.01
+    assert share < took * 0.95
+
+
+@pytest.mark.slow
+def test_busy_includes_what_the_kernel_does_for_a_sleeping_loop(loop: uringloop.Loop) -> None:
+    """The kernel sends in the system call in which the loop then sleeps."""
+
+    async def main() -> tuple[float, float, float]:
+        protocol = Collector(loop)
+        async with link(loop, protocol, Echo()) as (transport, _):
+            before, cpu, began = loop.stats()["busy"], time.thread_time(), time.monotonic()
+            for count in range(1, 3001):
+                transport.write(bytes(1000))
+                await protocol.received(count * 1000)
+            return (
+                loop.stats()["busy"] - before,
+                time.thread_time() - cpu,
+                time.monotonic() - began,
+            )
+
+    worked, used, took = loop.run_until_complete(main())
+    assert used * 0.9 <= worked <= took * 1.1
+
+
+def test_busy_grows_neither_asleep_nor_between_runs(loop: uringloop.Loop) -> None:
+    loop.stats()
+    loop.run_until_complete(asyncio.sleep(0.05))
+    first = loop.stats()["busy"]
+    time.sleep(0.05)
+    assert loop.stats()["busy"] == first < 0.04
+    loop.run_until_complete(asyncio.sleep(0))
+    assert loop.stats()["busy"] < first + 0.04
+
+
+def test_busy_includes_a_turn_that_lasts(loop: uringloop.Loop) -> None:
+    async def main() -> None:
+        before = loop.stats()["busy"]
+        busy(0.02)
+        assert loop.stats()["busy"] - before >= 0.02
+
+    loop.run_until_complete(main())
+
+
+def test_busy_never_decreases_and_is_at_most_all_time(loop: uringloop.Loop) -> None:
+    """Another thread reads while the loop falls asleep and wakes up."""
+    loop.stats()
+    began = time.monotonic()
+    ended = threading.Event()
+
+    def read() -> None:
+        latest = 0.0
+        while not ended.is_set():
+            now = loop.stats()["busy"]
+            assert latest <= now <= time.monotonic() - began + 0.01
+            latest = now
+
+    async def main() -> None:
+        reader = loop.run_in_executor(None, read)
+        for _ in range(300):
+            await asyncio.sleep(0.0003)
+        ended.set()
+        await reader
+
+    loop.run_until_complete(main())
+
+
 # ── turns ────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -31,10 +31,12 @@ cdef extern from "_kernel/atomics.h" nogil:
     void adjust_size "uring_adjust" (Py_ssize_t *field, Py_ssize_t more)
 
     int load_int_acquire "uring_load_acquire" (const int *field)
+    int64_t load_ns_acquire "uring_load_acquire" (const int64_t *field)
     uintptr_t load_pointer_acquire "uring_load_acquire" (const uintptr_t *field)
     unsigned int load_uint_acquire "uring_load_acquire" (const unsigned int *field)
     void store_long_release "uring_store_release" (unsigned long *field, unsigned long value)
     void store_int_release "uring_store_release" (int *field, int value)
+    void store_ns_release "uring_store_release" (int64_t *field, int64_t value)
     unsigned int add_uint_release "uring_add_release" (unsigned int *field, unsigned int more)
 
     void store_uint_release "uring_store_release" (unsigned int *field, unsigned int value)

@@ -12,12 +12,11 @@ static inline int64_t uring_clock_ns(void) {
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-/* Returns the value that the same clock had at the last tick, 1 to 10 ms ago. Reading it takes a
- * seventh of the time. */
-static inline int64_t uring_clock_coarse_ns(void) {
+/* The processor time of this thread; a system call, of 0.2 us. */
+static inline int64_t uring_thread_cpu_ns(void) {
     struct timespec ts;
 
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 

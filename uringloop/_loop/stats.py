@@ -30,6 +30,7 @@ class Stats(TypedDict):
     lag: float
     lag_max: float
     stalls: int
+    busy: float
     executor_threads: int
     executor_queue: int
     executor_wait: float
@@ -48,6 +49,7 @@ COUNTERS = {
     "sent_bytes": "Bytes sent by transports.",
     "timers_run": "Timers that have run.",
     "stalls": "Turns of at least 100 ms, or of at least stall_ms, since turns are timed.",
+    "busy": "Time in which the loop worked, since the first call of stats().",
 }
 # Figures of the present.
 GAUGES = {
@@ -61,7 +63,7 @@ GAUGES = {
     "executor_queue": "Calls that wait for a thread of the default executor.",
     "executor_wait": "Wait of the last call that left the queue, or of the first in it, if longer.",
 }
-# The gauges that are times.
-TIMES = {"lag", "lag_max", "executor_wait"}
+# The figures that are times.
+TIMES = {"lag", "lag_max", "executor_wait", "busy"}
 # Completions by turn, and their sum: a histogram.
 HISTOGRAM = {"batches", "batched"}

@@ -6,7 +6,6 @@ from typing import Any
 from uringloop._turn.turn import LoopCore
 
 STALL_MS: int
-COARSE_STALL_MS: int
 
 def stats_of(loop: LoopCore) -> Any: ...
 def register(loop: LoopCore) -> None: ...

@@ -15,6 +15,7 @@ from uringloop._kernel.atomics cimport (
     load_int,
     load_int_acquire,
     load_ns,
+    load_ns_acquire,
     load_size,
     load_total,
     set_bits,
@@ -25,13 +26,12 @@ from uringloop._ring.ring cimport REPLACED
 from uringloop._turn.introspection cimport sort_inbox
 from uringloop._turn.timing cimport (
     DURATION_BOUNDS,
+    FOR_BUSY,
     FOR_HISTOGRAMS,
     FOR_MONITOR,
-    FOR_PRECISION,
     FOR_STALLS,
     Durations,
     note_longest,
-    turn_clock_ns,
 )
 from uringloop._turn.turn cimport (
     BATCH_SIZES,
@@ -41,11 +41,13 @@ from uringloop._turn.turn cimport (
 )
 
 
+cdef extern from "_kernel/clock.h":
+    int64_t uring_clock_ns()
+
+
 # A turn that takes this long is a stall unless Loop(stall_ms=) says otherwise: asyncio's
 # slow_callback_duration.
 STALL_MS = 100
-# A shorter threshold needs the precise clock: the coarse one may be 10 ms old.
-COARSE_STALL_MS = 50
 
 # Whether new loops are timed for the monitor.
 cdef int MONITORED = False
@@ -134,6 +136,7 @@ def stats_of(LoopCore loop not None):
         "lag": lag_ns * 1e-9,
         "lag_max": load_ns(&counters.lag_max_ns) * 1e-9,
         "stalls": load_total(&loop.times.stalls),
+        "busy": busy_s(loop),
     }
 
 
@@ -143,7 +146,7 @@ def stats_of(LoopCore loop not None):
 def watch_stalls(LoopCore loop not None, long milliseconds):
     """Time the turns of *loop* from now on; one of *milliseconds* or more is a stall."""
     store_ns(&loop.times.stall_ns, milliseconds * 1_000_000)
-    request_timing(loop, FOR_STALLS | (FOR_PRECISION if milliseconds < COARSE_STALL_MS else 0))
+    request_timing(loop, FOR_STALLS)
 
 
 def time_turns():
@@ -161,7 +164,7 @@ def stop_timing_turns():
 
 
 def keep_histograms(LoopCore loop not None):
-    """Time the turns and the callbacks of *loop* by the precise clock from now on."""
+    """Time the turns and the callbacks of *loop* from now on."""
     request_timing(loop, FOR_HISTOGRAMS)
 
 
@@ -170,7 +173,9 @@ cdef int request_timing(LoopCore loop, int timing_users) except -1:
         store_ns(&loop.times.stall_ns, STALL_MS * 1_000_000)
     if load_int(&loop.times.timing_users) == 0:
         # The loop may be in mid-turn, and when that turn began is not known.
-        store_ns(&loop.times.began_ns, turn_clock_ns(&loop.times))
+        store_ns(&loop.times.began_ns, uring_clock_ns())
+    if timing_users & FOR_BUSY and load_ns(&loop.times.busy_since_ns) == 0:
+        store_ns(&loop.times.busy_since_ns, uring_clock_ns())
     set_bits(&loop.times.timing_users, timing_users)
     return 0
 
@@ -178,7 +183,7 @@ cdef int request_timing(LoopCore loop, int timing_users) except -1:
 cdef double blocked_s(LoopCore loop) noexcept:
     """Return the seconds that the present turn of *loop* has lasted; 0.0 if it is not timed."""
     cdef int64_t began = load_ns(&loop.times.began_ns)
-    cdef int64_t now = turn_clock_ns(&loop.times)
+    cdef int64_t now = uring_clock_ns()
     if (not running_thread(loop) or load_int_acquire(&loop.sleeping)
             or load_int(&loop.times.timing_users) == 0):
         return 0.0
@@ -186,6 +191,22 @@ cdef double blocked_s(LoopCore loop) noexcept:
     if load_ns(&loop.times.began_ns) != began:
         return 0.0
     return max(now - began, 0) * 1e-9
+
+
+cdef double busy_s(LoopCore loop) noexcept:
+    """Return the seconds that *loop* has worked, since the first call."""
+    cdef int64_t idle, until
+    if not load_int(&loop.times.timing_users) & FOR_BUSY:
+        request_timing(loop, FOR_BUSY)
+    idle = load_ns(&loop.times.idle_ns)
+    if load_int_acquire(&loop.sleeping) or not running_thread(loop):
+        until = load_ns_acquire(&loop.times.began_ns)
+    else:
+        until = uring_clock_ns()
+    # If a sleep has ended meanwhile, `until` may include it: the next call finds the time.
+    if load_ns(&loop.times.idle_ns) == idle:
+        note_longest(&loop.times.busy_ns, until - load_ns(&loop.times.busy_since_ns) - idle)
+    return load_ns(&loop.times.busy_ns) * 1e-9
 
 
 def turn_of(LoopCore loop not None):

@@ -91,6 +91,7 @@ from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._turn.timing cimport (
     FOR_HISTOGRAMS,
     add_duration,
+    begin_sleep,
     begin_turn,
     end_turn,
     log2_at_most,
@@ -521,13 +522,14 @@ cdef class LoopCore:
     cdef int sleep(self, int64_t timeout_ns) except -1:
         """Submit, and sleep until something happens, for *timeout_ns* at most."""
         assert self.waker.poll_op.in_flight, "no other thread could end the sleep"
+        cdef int64_t cpu_before_ns = begin_sleep(&self.times)
         store_int(&self.sleeping, True)
         try:
             self.sleeper.wait(timeout_ns)
         finally:
             self.inbox.wake_up()
             # In this order: blocked_s() reads `sleeping` first.
-            begin_turn(&self.times)
+            begin_turn(&self.times, cpu_before_ns)
             store_int_release(&self.sleeping, False)
         return 0
 
