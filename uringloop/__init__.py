@@ -98,23 +98,28 @@ def __dir__() -> list[str]:
 
 
 def _watch(loop: _base_loop.BaseLoop, stall_ms: int) -> None:
-    """Start the monitor, and log stalls of a new *loop*, if an option asks for it."""
-    place = _options.MONITOR.value()
-    if place:
-        try:
+    """Start the monitor and health, and log stalls of a new *loop*, if an option asks for it."""
+    place, address = _options.MONITOR.value(), _options.HEALTH.value()
+    variable = ""
+    try:
+        if place:
+            variable = _options.MONITOR.variable
             from uringloop.monitor import server
-        except ImportError as exc:
-            # For example in a daemon that has changed its root directory.
-            logging.getLogger(__name__).warning("%s: %s", _options.MONITOR.variable, exc)
-        else:
+
             server.start_from_variable(place)
-    if stall_ms:
-        try:
+        if address:
+            variable = _options.HEALTH.variable
+            from uringloop.monitor import health
+
+            health.start_from_variable(address)
+        if stall_ms:
+            variable = _options.STALL_MS.variable
             from uringloop.monitor import stalls
-        except ImportError as exc:
-            logging.getLogger(__name__).warning("%s: %s", _options.STALL_MS.variable, exc)
-        else:
+
             stalls.watch(loop, stall_ms)
+    except ImportError as exc:
+        # For example in a daemon that has changed its root directory.
+        logging.getLogger(__name__).warning("%s: %s", variable, exc)
 
 
 _base_loop.when_created["monitor"] = _watch

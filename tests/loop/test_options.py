@@ -19,7 +19,7 @@ ARGUMENTS = [option for option in TABLE if option.argument]
 VARIABLES = [option for option in TABLE if option.variable]
 NUMBERS = [option for option in TABLE if isinstance(option, options.Number)]
 SWITCHES = [option for option in TABLE if isinstance(option, options.Switch)]
-PATHS = [option for option in TABLE if isinstance(option, options.PathOption)]
+PATHS = [option for option in TABLE if isinstance(option, options.PlaceOption)]
 
 
 def name_of(option: options.Option) -> str:
@@ -113,7 +113,7 @@ def test_a_switch_of_a_variable_is_off_by_few_words(
     ("text", "expected"), [("0", ""), ("off", ""), ("1", "1"), ("/run/Off", "/run/Off")]
 )
 def test_a_place_is_off_by_the_same_words(
-    monkeypatch: pytest.MonkeyPatch, option: options.PathOption, text: str, expected: str
+    monkeypatch: pytest.MonkeyPatch, option: options.PlaceOption, text: str, expected: str
 ) -> None:
     assert option.value() == ""
     monkeypatch.setenv(option.variable, text)

@@ -119,11 +119,11 @@ class Switch(Option):
         return text.lower() not in OFF if text else self.is_on
 
 
-class PathOption(Option):
-    """The path to write to or to be found at; "1" is the usual place, and "" is none."""
+class PlaceOption(Option):
+    """The place to write to or to be found at; "1" is the usual one, if any, and "" is none."""
 
-    def __init__(self, variable: str, *, effect: str) -> None:
-        super().__init__("", variable, values="0, 1, a path", default="0", effect=effect)
+    def __init__(self, variable: str, *, values: str = "0, 1, a path", effect: str) -> None:
+        super().__init__("", variable, values=values, default="0", effect=effect)
 
     def value(self, variables: Mapping[str, str] | None = None) -> str:
         text = self.text(variables)
@@ -179,11 +179,16 @@ STALL_MS = Number(
     most=IDLE_MAX_MS,
     effect="logs what blocks the loop for that many milliseconds",
 )
-MONITOR = PathOption(
+MONITOR = PlaceOption(
     "URINGLOOP_MONITOR",
     effect="python -m uringloop.top can watch the process, at a socket of that path",
 )
-TRACE = PathOption(
+HEALTH = PlaceOption(
+    "URINGLOOP_HEALTH",
+    values="0, an address",
+    effect="answers at that address by HTTP whether the loops are alive and ready",
+)
+TRACE = PlaceOption(
     "URINGLOOP_TRACE",
     effect="writes each operation to a file of that path; 1 is standard error",
 )
@@ -213,6 +218,7 @@ TABLE: tuple[Option, ...] = (
     NESTABLE,
     STALL_MS,
     MONITOR,
+    HEALTH,
     TRACE,
     STREAMS,
     DISABLE,

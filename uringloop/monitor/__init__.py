@@ -1,9 +1,32 @@
-"""The monitor: a thread that reports the state of this process's loops at a UNIX socket.
+"""What a process tells about its loops while they are busy; docs/monitoring.md describes it.
 
-Off by default; the environment variable URINGLOOP_MONITOR or `start()` switches it on.
-`python -m uringloop.top` is its client; docs/monitoring.md describes the protocol.
+start() answers `python -m uringloop.top` at a UNIX socket, as URINGLOOP_MONITOR does; serve()
+answers probes and Prometheus by HTTP, as URINGLOOP_HEALTH does. Each has a thread of its own.
+opentelemetry() registers the figures with OpenTelemetry.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from uringloop.monitor.server import start, stop
 
-__all__ = ["start", "stop"]
+if TYPE_CHECKING:
+    from uringloop.monitor.health import serve, stop_serving
+    from uringloop.monitor.otel import opentelemetry
+
+# The module of each name that is imported on first access: the monitor needs no HTTP.
+DEFERRED = {
+    "opentelemetry": "uringloop.monitor.otel",
+    "serve": "uringloop.monitor.health",
+    "stop_serving": "uringloop.monitor.health",
+}
+
+__all__ = ["opentelemetry", "serve", "start", "stop", "stop_serving"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in DEFERRED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(DEFERRED[name]), name)

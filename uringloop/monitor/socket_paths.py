@@ -79,7 +79,7 @@ def remove_stale(folder: str) -> None:
                 os.unlink(path)
 
 
-def listen(path: str) -> socket.socket:
+def listen(path: str, backlog: int = CLIENTS_MAX) -> socket.socket:
     """Return a socket that listens at *path*; a stale socket file there is replaced.
 
     Raises FileExistsError if *path* is another kind of file, or if a process listens there.
@@ -97,7 +97,7 @@ def listen(path: str) -> socket.socket:
         sock.bind(temporary)
         try:
             os.chmod(temporary, 0o600)
-            sock.listen(CLIENTS_MAX)
+            sock.listen(backlog)
             sock.setblocking(False)
             # Rename when the socket listens: a client that finds *path* can connect. This also
             # replaces a stale file atomically.

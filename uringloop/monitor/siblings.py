@@ -1,0 +1,196 @@
+"""The processes of one service that share an address for their health, and what they say.
+
+Each process listens at an abstract UNIX socket besides, whose name has the user, the address, the
+process and a number that nobody can guess. Such a socket needs no folder, and none is left behind
+by a process that was killed. The process that has the address finds the others in /proc/net/unix
+and asks them the same question by HTTP. It believes only processes of its own user.
+
+A question stays open until it is answered, so that the time for which a process has been silent is
+known. One thread uses the object.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import select
+import socket
+import time
+
+from uringloop.monitor.serving import peer_of
+
+# How long all processes together may take to answer; one that is known to be silent is not waited
+# for. Shorter than the second that Kubernetes gives a probe, longer than a busy interpreter needs
+# to change threads a few times.
+WAIT_S = 0.25
+# How often the processes are looked for: each system call may wait 5 ms for the GIL.
+KEEP_S = 1.0
+# More processes are not asked.
+SIBLINGS_MAX = 256
+# The rest of a longer answer is dropped.
+ANSWER_BYTES_MAX = 4_000_000
+BACKLOG = 16
+
+
+def group_of(address: str) -> str:
+    """Return what the names of all processes of this user with that *address* begin with.
+
+    A name has 107 bytes at most, and an address may be a path, so it has a digest.
+    """
+    digest = hashlib.sha256(os.fsencode(address)).hexdigest()[:32]
+    return f"uringloop-health-{os.geteuid()}-{digest}-"
+
+
+def listen(group: str) -> socket.socket:
+    """Return the socket at which this process answers the others."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.bind(f"\0{group}{os.getpid()}.{os.urandom(8).hex()}")
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def names_of(group: str) -> list[str]:
+    """Return the names of the sockets of *group*, without the null byte."""
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read()
+    except OSError:
+        # There is no /proc: each process answers for itself only.
+        return []
+    # Connected sockets have the name of the listening one, so a name is found several times.
+    found = re.findall(rf" @({re.escape(group)}[1-9][0-9]*\.[0-9a-f]{{16}})$", lines, re.MULTILINE)
+    return sorted(set(found))[:SIBLINGS_MAX]
+
+
+def process_of(name: str) -> int:
+    return int(name.rpartition("-")[2].partition(".")[0])
+
+
+class Question:
+    """A question to one process, and what has been received of its answer."""
+
+    def __init__(self, name: str, path: str) -> None:
+        """Ask for *path*. Raises OSError if the process does not listen or is not this user's."""
+        self.asked = time.monotonic()
+        self.received = b""
+        self.sock = socket.socket(socket.AF_UNIX)
+        try:
+            self.sock.setblocking(False)
+            self.sock.connect(f"\0{name}")
+            pid, user = peer_of(self.sock)
+            if user != os.geteuid():
+                raise PermissionError(f"process {pid} belongs to another user")
+            self.sock.send(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+        except OSError:
+            self.sock.close()
+            raise
+
+    def has_ended(self) -> bool:
+        """Receive what there is. Return whether nothing more will come."""
+        try:
+            while len(self.received) < ANSWER_BYTES_MAX:
+                data = self.sock.recv(65536)
+                if not data:
+                    break
+                self.received += data
+        except BlockingIOError:
+            return False
+        except OSError:
+            # The process has ended in the middle of its answer.
+            self.received = b""
+        return True
+
+    def text(self) -> str | None:
+        """Return the text of a whole answer; None if the process could not answer."""
+        head, end, body = self.received.partition(b"\r\n\r\n")
+        if not end or head.split(b" ", 2)[1:2] != [b"200"]:
+            return None
+        return body.decode("utf-8", "replace")
+
+
+class Siblings:
+    """The other processes of *group*; *own* is the name of this one's socket."""
+
+    def __init__(self, group: str, own: str) -> None:
+        self.group = group
+        self.own = own
+        # By name: the questions that were not answered in time.
+        self.silent: dict[str, Question] = {}
+        # The names at which a process of this user was found, and since when such a one takes no
+        # more questions: anybody may have sent it as many as it can keep.
+        self.known: set[str] = set()
+        self.full: dict[str, float] = {}
+        self.found: list[str] = []
+        self.found_at = 0.0
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for question in self.silent.values():
+            question.sock.close()
+        self.silent.clear()
+
+    def names(self) -> list[str]:
+        """Return the names of the others, as they were at most a second ago."""
+        now = time.monotonic()
+        if now - self.found_at > KEEP_S:
+            self.found = [name for name in names_of(self.group) if name != self.own]
+            self.found_at = now
+        return self.found
+
+    def ask(self, path: str) -> tuple[dict[int, str], dict[int, float]]:
+        """Ask all processes for *path*.
+
+        Returns the texts of those that answer, and for how many seconds each other one is silent.
+        """
+        names = self.names()
+        for name, question in list(self.silent.items()):
+            if name not in names or question.has_ended():
+                self.silent.pop(name).sock.close()
+        asked = self._send([name for name in names if name not in self.silent], path)
+        texts = _receive(asked)
+        self.silent.update(asked)
+        since = {name: question.asked for name, question in self.silent.items()} | self.full
+        now = time.monotonic()
+        return texts, {process_of(name): now - asked for name, asked in since.items()}
+
+    def _send(self, names: list[str], path: str) -> dict[str, Question]:
+        """Return the questions that could be sent, by name."""
+        asked: dict[str, Question] = {}
+        full: dict[str, float] = {}
+        for name in names:
+            try:
+                asked[name] = Question(name, path)
+            except BlockingIOError:
+                if name in self.known:
+                    full[name] = self.full.get(name, time.monotonic())
+            except OSError:
+                # The process has ended, or the name is another user's.
+                continue
+        self.full = full
+        self.known = self.known.intersection(self.found).union(asked)
+        return asked
+
+
+def _receive(asked: dict[str, Question]) -> dict[int, str]:
+    """Return the answers that arrive in time, by process, and remove their questions."""
+    texts: dict[int, str] = {}
+    deadline = time.monotonic() + WAIT_S
+    while asked:
+        poll = select.poll()
+        for question in asked.values():
+            poll.register(question.sock, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            break
+        for name in [name for name, question in asked.items() if question.has_ended()]:
+            question = asked.pop(name)
+            question.sock.close()
+            text = question.text()
+            if text is not None:
+                texts[process_of(name)] = text
+    return texts
