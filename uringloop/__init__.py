@@ -122,7 +122,15 @@ def _watch(loop: _base_loop.BaseLoop, stall_ms: int) -> None:
         logging.getLogger(__name__).warning("%s: %s", variable, exc)
 
 
+def _watch_for_callbacks(loop: _base_loop.BaseLoop) -> None:
+    """Have the callbacks of on_stall() called."""
+    from uringloop.monitor import stalls
+
+    stalls.watch_for_callbacks(loop)
+
+
 _base_loop.when_created["monitor"] = _watch
+_base_loop.when_stalls_are_watched["monitor"] = _watch_for_callbacks
 
 if _options.STREAMS.value():
     importlib.import_module("uringloop.streams").install()

@@ -7,7 +7,9 @@ import contextlib
 import ctypes
 import logging
 import threading
+import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from support.roles import PATIENCE, run_script, until, wait_until
@@ -171,6 +173,135 @@ def test_run_that_ends_by_an_exception_ends_the_stall(log: MessageLog) -> None:
             loop.run_forever()
         log.wait_for("is no longer blocked")
     assert len(log.lines) == 2
+
+
+# ── callbacks ────────────────────────────────────────────────────────────────────────────────
+
+
+class Told:
+    """What callbacks of on_stall() were told; the loop is blocked until one is."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, traceback.StackSummary, asyncio.Task[Any] | None]] = []
+        self.threads: list[str] = []
+        self.called = threading.Semaphore(0)
+
+    def __call__(
+        self, age: float, stack: traceback.StackSummary, task: asyncio.Task[Any] | None
+    ) -> None:
+        self.calls.append((age, stack, task))
+        self.threads.append(threading.current_thread().name)
+        self.called.release()
+
+    def wait(self) -> None:
+        assert self.called.acquire(timeout=PATIENCE)
+
+
+def test_callback_gets_age_stack_and_task_while_the_loop_is_blocked(log: MessageLog) -> None:
+    told = Told()
+
+    async def culprit() -> asyncio.Task[Any] | None:
+        asyncio.get_running_loop().on_stall(told)  # type: ignore[attr-defined]
+        told.wait()
+        return asyncio.current_task()
+
+    with contextlib.closing(uringloop.new_event_loop()) as loop:
+        task = loop.run_until_complete(culprit())
+    ((age, stack, told_task),) = told.calls
+    assert 0.1 <= age < PATIENCE
+    assert [place.name for place in stack][:2] == ["culprit", "wait"]
+    assert stack[0].line == "told.wait()"
+    assert told_task is task
+    assert told.threads == [THREAD]
+    # Only Loop(stall_ms=) logs.
+    assert log.lines == []
+
+
+def test_stall_ms_is_the_limit_of_callbacks_and_both_are_told(log: MessageLog) -> None:
+    told = [Told(), Told()]
+    loop = uringloop.Loop(stall_ms=20)
+    for one in told:
+        loop.on_stall(one)
+
+    async def culprit() -> None:
+        log.wait_for("has been blocked")
+
+    run(loop, culprit)
+    assert [len(one.calls) for one in told] == [1, 1]
+    assert 0.02 <= told[0].calls[0][0] < PATIENCE
+    assert len({thread for one in told for thread in one.threads}) == 1
+
+
+def test_removed_callback_is_not_called_and_the_thread_ends(log: MessageLog) -> None:
+    told = Told()
+    with contextlib.closing(uringloop.new_event_loop()) as loop:
+        remove = loop.on_stall(told)
+        remove()
+        remove()
+        wait_until(lambda: THREAD not in {thread.name for thread in threading.enumerate()})
+        loop.call_soon(threading.Event().wait, 0.15)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        assert told.calls == []
+        # It can be added again.
+        loop.on_stall(told)
+        loop.call_soon(told.wait)
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+
+@pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt])
+def test_exception_of_a_callback_is_logged_and_the_others_are_called(
+    log: MessageLog, raised: type[BaseException]
+) -> None:
+    def fail(*_: object) -> None:
+        raise raised
+
+    told = Told()
+
+    async def culprit() -> None:
+        told.wait()
+
+    loop = uringloop.new_event_loop()
+    loop.on_stall(fail)
+    loop.on_stall(told)
+    run(loop, culprit, lambda: asyncio.sleep(0), culprit)
+    assert len(log.containing("a callback of on_stall() has failed: <function")) == 2
+
+
+def test_stall_that_ended_before_the_thread_could_look_is_told_without_a_stack(
+    log: MessageLog,
+) -> None:
+    told = Told()
+    resume = threading.Event()
+
+    def hold(*_: object) -> None:
+        assert resume.wait(PATIENCE)
+
+    async def culprit() -> None:
+        told.wait()
+        # The thread is held in the other callback while this stall begins and ends.
+        await asyncio.sleep(0)
+        threading.Event().wait(0.15)
+        await asyncio.sleep(0)
+        resume.set()
+        await until(lambda: len(told.calls) == 2)
+
+    loop = uringloop.new_event_loop()
+    loop.on_stall(told)
+    loop.on_stall(hold)
+    run(loop, culprit)
+    age, stack, task = told.calls[1]
+    assert age >= 0.1
+    assert (list(stack), task) == ([], None)
+
+
+def test_on_stall_refuses_what_cannot_be_called_and_a_closed_loop(loop: uringloop.Loop) -> None:
+    with pytest.raises(TypeError, match=r"a callable object was expected by on_stall\(\), got 3"):
+        loop.on_stall(3)  # type: ignore[arg-type]
+    loop.close()
+    with pytest.raises(RuntimeError, match="Event loop is closed"):
+        loop.on_stall(print)
 
 
 # ── no messages ──────────────────────────────────────────────────────────────────────────────

@@ -29,6 +29,8 @@ from uringloop._turn.stats import fallback_of, register, set_fallback_callback, 
 from uringloop._turn.turn import LoopCore
 
 if TYPE_CHECKING:
+    import traceback
+
     from uringloop._loop.stats import Stats
 else:
     # Making the type would take a twentieth of the import.
@@ -39,12 +41,17 @@ _Ts = TypeVarTuple("_Ts")
 # A factory may return any future, although asyncio's annotations promise a task.
 TaskFactory = Callable[..., Any]
 
+# How long the loop has been blocked in seconds, the stack of its thread, the task that runs.
+StallCallback = Callable[[float, "traceback.StackSummary", asyncio.Task[Any] | None], object]
+
 # The depth of coroutine origin tracking in debug mode; asyncio's value.
 ORIGIN_DEPTH = 10
 
 # By name, functions that are called with each new loop and its `stall_ms`. Packages above this one
 # add theirs.
 when_created: dict[str, Callable[[BaseLoop, int], None]] = {}
+# The same for on_stall(): functions that see to it that the callbacks are called.
+when_stalls_are_watched: dict[str, Callable[[BaseLoop], None]] = {}
 
 # Even bug-fix releases have changed which options create_task() takes and passes to a factory.
 TASK_OPTIONS = inspect.signature(asyncio.BaseEventLoop.create_task).parameters
@@ -114,6 +121,8 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         tracing.trace(self, trace_fd)
         self._del_closes = type(self).__del__ is BaseLoop.__del__
         self._signals = signals.SignalState(self)
+        # By a key for each call of on_stall(). Other threads use it.
+        self._stall_callbacks: dict[object, StallCallback] = {}
         self._executor = executors.DefaultExecutor()
         if options.NESTABLE.value(nestable):
             self._runs = nesting.Runs(self)
@@ -199,6 +208,26 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         """Return counters of the loop's work and its current state. Any thread may call it."""
         stats: Stats = stats_of(self) | self._executor.load()
         return stats
+
+    def on_stall(self, callback: StallCallback) -> Callable[[], object]:
+        """Call *callback* when the loop is blocked: when one turn lasts `stall_ms`, or else 100 ms.
+
+        The arguments are the seconds so far, the stack of the loop's thread from the callback on,
+        as a `traceback.StackSummary`, and the task that runs, or None. A thread of the monitor
+        calls, while the loop is still blocked. If that thread could not run meanwhile, as while C
+        code keeps the GIL, it calls when the stall is over, with an empty stack and None.
+
+        Returns a function that undoes the call. Any thread may call both.
+        """
+        if not callable(callback):
+            raise TypeError(f"a callable object was expected by on_stall(), got {callback!r}")
+        self._check_closed()
+
+        key = object()
+        self._stall_callbacks[key] = callback
+        for function in when_stalls_are_watched.values():
+            function(self)
+        return lambda: self._stall_callbacks.pop(key, None)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────
 

@@ -1,15 +1,17 @@
-"""Logs the stack of a loop while it is blocked: `Loop(stall_ms=100)` or URINGLOOP_STALL_MS=100.
+"""Tells of a loop while it is blocked: `Loop(stall_ms=100)` logs it, `loop.on_stall()` calls back.
 
 One thread for all loops of the process checks for how long the current turn of each loop has
-lasted. It logs each stall once, with the stack of the loop's thread, and once more when the stall
-is over. The loop itself only reads a coarse clock in each turn. A sleeping loop is not blocked.
+lasted. It tells of each stall once, with the stack of the loop's thread, and logs once more when
+the stall is over. The loop itself only reads the clock in each turn. A sleeping loop is not
+blocked.
 
-The thread checks a loop at intervals of its stall_ms, and ends when the last loop is closed. If it
-cannot be started, one warning is logged and the program continues.
+The thread checks a loop at intervals of its stall_ms, and ends when there is no loop left to check.
+If it cannot be started, one warning is logged and the program continues.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import os
@@ -20,10 +22,10 @@ import time
 import traceback
 import weakref
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uringloop._cpython import gil
-from uringloop._turn.stats import turn_of, watch_stalls
+from uringloop._turn.stats import STALL_MS, turn_of, watch_stalls
 from uringloop.monitor.snapshots import RUN_FOREVER_FILE, task_of
 
 if TYPE_CHECKING:
@@ -43,53 +45,71 @@ logger = logging.getLogger("uringloop")
 
 
 class WatchedLoop:
-    """One loop: how long its turns may last, and which stalls were logged."""
+    """One loop: how long its turns may last, and of which stalls was told."""
 
-    def __init__(self, loop: BaseLoop, milliseconds: int) -> None:
+    def __init__(self, loop: BaseLoop, milliseconds: int, *, logs: bool) -> None:
         self.loop = weakref.ref(loop)
         self.limit_s = milliseconds / 1000
-        # The start of the turn whose stall was logged, until its end is logged as well.
-        self.logged_turn: float | None = None
+        # Whether stalls are logged. The loop has the callbacks that are called.
+        self.logs = logs
+        # The start of the turn whose stall was told, until its end is told as well.
+        self.told_turn: float | None = None
         self.name = "no thread"
         # How many stalls had ended at the last check.
         self.stalls = turn_of(loop)[3]
 
     def check(self, late_s: float) -> float | None:
-        """Log a stall that has begun or ended; return the delay until the next check.
+        """Tell of a stall that has begun or ended; return the delay until the next check.
 
-        Returns None if the loop is closed. *late_s* is how late this check is: for that time
-        this thread could not run.
+        Returns None if the loop needs no more checks. *late_s* is how late this check is: for that
+        time this thread could not run.
         """
         loop = self.loop()
-        if loop is None or loop.is_closed():
+        if loop is None or loop.is_closed() or not (self.logs or loop._stall_callbacks):
             return None
         thread, began, lasts, stalls, ended, took = turn_of(loop)
-        if self.logged_turn is not None and (began != self.logged_turn or not lasts):
-            self._log_end(took if ended == self.logged_turn else None)
-        elif stalls != self.stalls:
-            self._log_missed(took, late_s)
+        # Another may have come after the one that was told, and be over as well.
+        missed = stalls != self.stalls and ended != self.told_turn
+        if self.told_turn is not None and (began != self.told_turn or not lasts):
+            if self.logs:
+                self._log_end(took if ended == self.told_turn else None)
+            self.told_turn = None
+        if missed:
+            self._tell_missed(loop, took, late_s)
         self.stalls = stalls
-        if not lasts or self.logged_turn is not None:
+        if not lasts or self.told_turn is not None:
             return self.limit_s
         if lasts < self.limit_s:
             return self.limit_s - lasts
-        self.logged_turn = began
-        self._log_begin(loop, thread, lasts, late_s)
+        self.told_turn = began
+        self._tell_begin(loop, thread, lasts, late_s)
         return self.limit_s
 
-    def _log_begin(self, loop: BaseLoop, thread: int, lasts: float, late_s: float) -> None:
-        names = {one.ident: one.name for one in threading.enumerate()}
-        self.name = names.get(thread, f"thread {thread}")
+    def _tell_begin(self, loop: BaseLoop, thread: int, lasts: float, late_s: float) -> None:
         asked = time.monotonic()
         stack = stack_of(thread)
         late_s += time.monotonic() - asked
+        # Calls come first: a log handler may be slow, and the task may have ended by then.
+        task = asyncio.current_task(loop)
+        _call_back(loop, lasts, stack, task)
+        if self.logs:
+            self._log_begin(loop, thread, lasts, late_s, stack)
+
+    def _log_begin(
+        self,
+        loop: BaseLoop,
+        thread: int,
+        lasts: float,
+        late_s: float,
+        stack: traceback.StackSummary,
+    ) -> None:
+        names = {one.ident: one.name for one in threading.enumerate()}
+        self.name = names.get(thread, f"thread {thread}")
         task = task_of(loop)
         where = f", in {task['name']} ({task['coroutine']})" if task is not None else ""
         if self._was_held_up(late_s):
             where += f"; {_reason(late_s)}, and this stack was taken after that"
-        lines = (
-            "".join(traceback.format_list(stack)) or "  no Python code: the callback is compiled\n"
-        )
+        lines = "".join(stack.format()) or "  no Python code: the callback is compiled\n"
         logger.warning(
             "the loop of %s has been blocked for %.2f s%s:\n%s",
             self.name,
@@ -99,14 +119,16 @@ class WatchedLoop:
         )
 
     def _log_end(self, took_s: float | None) -> None:
-        self.logged_turn = None
         if took_s is None:
             logger.warning("the loop of %s is no longer blocked", self.name)
         else:
             logger.warning("the loop of %s was blocked for %.2f s in all", self.name, took_s)
 
-    def _log_missed(self, took_s: float, late_s: float) -> None:
-        """Log a stall that ended before this thread could take its stack."""
+    def _tell_missed(self, loop: BaseLoop, took_s: float, late_s: float) -> None:
+        """Tell of a stall that ended before this thread could take its stack."""
+        _call_back(loop, took_s, traceback.StackSummary(), None)
+        if not self.logs:
+            return
         reason = "it ended before its stack could be taken"
         if self._was_held_up(late_s):
             reason = f"{_reason(late_s)}, so its stack was not taken"
@@ -120,10 +142,25 @@ def _reason(late_s: float) -> str:
     return (GIL_KEPT if gil.enabled() else STATE_KEPT).format(late_s)
 
 
-def stack_of(thread: int) -> list[traceback.FrameSummary]:
+def _call_back(
+    loop: BaseLoop,
+    age_s: float,
+    stack: traceback.StackSummary,
+    task: asyncio.Task[Any] | None,
+) -> None:
+    """Call the functions that want to know of a stall of *loop*."""
+    for callback in list(loop._stall_callbacks.values()):
+        try:
+            callback(age_s, stack, task)
+        except BaseException:
+            # SystemExit would end this thread, and nobody would be told of other stalls.
+            logger.exception("a callback of on_stall() has failed: %r", callback)
+
+
+def stack_of(thread: int) -> traceback.StackSummary:
     """Return the frames of *thread* within its loop, innermost last."""
     frame: FrameType | None = sys._current_frames().get(thread)
-    places: list[traceback.FrameSummary] = []
+    places = traceback.StackSummary()
     while frame is not None and len(places) < FRAMES_MAX:
         code = frame.f_code
         if code.co_name == "run_forever" and code.co_filename == RUN_FOREVER_FILE:
@@ -197,12 +234,27 @@ def watch(loop: BaseLoop, milliseconds: int) -> None:
     """Log stalls of *loop* from that many *milliseconds* on."""
     watch_stalls(loop, milliseconds)
     with _State.lock:
-        if _State.checker is not None:
-            _State.checker.loops.append(WatchedLoop(loop, milliseconds))
-            _State.checker.changed.set()
+        _add(WatchedLoop(loop, milliseconds, logs=True))
+
+
+def watch_for_callbacks(loop: BaseLoop) -> None:
+    """Call the callbacks of *loop* from its stall_ms on, or else from 100 ms."""
+    with _State.lock:
+        watched = _State.checker.loops if _State.checker is not None else []
+        if any(one.loop() is loop for one in watched):
             return
+        watch_stalls(loop, STALL_MS)
+        _add(WatchedLoop(loop, STALL_MS, logs=False))
+
+
+def _add(watched: WatchedLoop) -> None:
+    """Have the thread check a loop; the caller has the lock."""
+    if _State.checker is not None:
+        _State.checker.loops.append(watched)
+        _State.checker.changed.set()
+    else:
         started = Checker()
-        started.loops.append(WatchedLoop(loop, milliseconds))
+        started.loops.append(watched)
         try:
             started.thread.start()
         except RuntimeError as exc:
