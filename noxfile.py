@@ -66,11 +66,11 @@ def install(session: nox.Session, *extras: str, **flags: str) -> None:
 def install_frameworks(session: nox.Session) -> None:
     install(session, "bench", "test")
     if has_gil(session):
-        session.install("--quiet", "asyncio-uringloop[frameworks]")
+        session.install("--quiet", "asyncio-uringloop[frameworks,tools]")
         return
     # Some have no wheels for a Python without the GIL and cannot be built for it: their tests are
     # skipped. grpcio would take half an hour to compile.
-    for package in EXTRAS["frameworks"]:
+    for package in (*EXTRAS["frameworks"], *EXTRAS["tools"]):
         options = ("--prefer-binary", "--only-binary", "grpcio")
         session.install("--quiet", *options, package, silent=True, success_codes=[0, 1])
 

@@ -62,7 +62,8 @@ CLASSES: dict[str, type] = {
 RULES = ("any thread", "checked", "queued", "refused", "the loop's thread", "one thread")
 # The functions of submodules, as docs/api.md lists them.
 OF_SUBMODULES = (
-    *("doctor.examine", "monitor.start", "monitor.stop", "prometheus.text"),
+    *("doctor.examine", "prometheus.text"),
+    *(f"monitor.{name}" for name in uringloop.monitor.__all__),
     "tls.reuse_sessions",
 )
 
@@ -285,6 +286,7 @@ RECIPES: dict[str, Recipe] = {
     "call_later": lambda s: (3600, int),
     "call_soon": lambda s: (int,),
     "call_soon_threadsafe": lambda s: (int,),
+    "on_stall": lambda s: (print,),
     "connect_accepted_socket": lambda s: (asyncio.Protocol, s.sock()),
     "connect_read_pipe": lambda s: (asyncio.Protocol, s.pipe("rb")),
     "connect_write_pipe": lambda s: (asyncio.BaseProtocol, s.pipe("wb")),
@@ -465,7 +467,9 @@ def test_functions_may_be_called_in_any_thread(scene: Scene, tmp_path: Path) -> 
     in_thread(lambda: uringloop.new_event_loop().close())
     assert in_thread(lambda: uringloop.run_threads(read, 1)) == ["one\n"]
     assert in_thread(lambda: uringloop.monitor.start(tmp_path)) is not None
+    assert in_thread(lambda: uringloop.monitor.serve("127.0.0.1:0")) is not None
     in_thread(lambda: uringloop.tls.reuse_sessions(ssl.create_default_context()))
     in_thread(uringloop.monitor.stop)
+    in_thread(uringloop.monitor.stop_serving)
     assert in_thread(lambda: uringloop.prometheus.text(scene.loop))
     assert in_thread(uringloop.doctor.examine)

@@ -64,7 +64,7 @@ PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
 # Programs of other packages: their options are checked if they are installed.
 PROGRAMS = {
     *("cxfreeze", "dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter"),
-    *("nuitka", "pex", "pyinstaller", "sanic", "shiv", "uvicorn"),
+    *("nuitka", "opentelemetry-instrument", "pex", "pyinstaller", "sanic", "shiv", "uvicorn"),
 }
 
 # The arguments that print all options of a program, if not `--help`.
