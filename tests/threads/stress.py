@@ -237,6 +237,7 @@ class Stress:
         for worker in workers:
             worker.join()
         monitor.stop()
+        monitor.stop_serving()
         self.strangers.shutdown()
         self.folder.cleanup()
 
@@ -524,6 +525,8 @@ class Stress:
                     found = found(*self.arguments(name, target, chance))
                     if asyncio.iscoroutine(found):
                         found.close()
+                    elif name == "on_stall":
+                        found()
                 elif name == "slow_callback_duration":
                     # The only attribute that any thread may set, too.
                     setattr(shown, name, found)
@@ -541,6 +544,7 @@ class Stress:
             "default_exception_handler": (QUIET,),
             "get_extra_info": (chance.choice(EXTRA_INFO),),
             "get_pipe_transport": (chance.choice((0, 1, 2)),),
+            "on_stall": (lambda *_: None,),
             "set_debug": (chance.random() < 0.2,),
             "set_exception_handler": (target.report,),
             "set_task_factory": (chance.choice((None, target.make_task)),),
@@ -581,6 +585,7 @@ class Stress:
             # Clients of the other threads are disconnected, or not connected.
             monitor.stop()
             monitor.start(self.socket)
+            monitor.serve("127.0.0.1:0", stacks=True)
         else:
             doctor.examine()
 
