@@ -100,26 +100,23 @@ def __dir__() -> list[str]:
 def _watch(loop: _base_loop.BaseLoop, stall_ms: int) -> None:
     """Start the monitor and health, and log stalls of a new *loop*, if an option asks for it."""
     place, address = _options.MONITOR.value(), _options.HEALTH.value()
-    variable = ""
+    if place and (server := _part("server", _options.MONITOR.variable)):
+        server.start_from_variable(place)
+    if address and (health := _part("health", _options.HEALTH.variable)):
+        health.start_from_variable(address)
+    if stall_ms and (stalls := _part("stalls", _options.STALL_MS.variable)):
+        stalls.watch(loop, stall_ms)
+
+
+def _part(name: str, variable: str) -> Any:
+    """Import a module of the monitor; return None and log it if that fails."""
     try:
-        if place:
-            variable = _options.MONITOR.variable
-            from uringloop.monitor import server
-
-            server.start_from_variable(place)
-        if address:
-            variable = _options.HEALTH.variable
-            from uringloop.monitor import health
-
-            health.start_from_variable(address)
-        if stall_ms:
-            variable = _options.STALL_MS.variable
-            from uringloop.monitor import stalls
-
-            stalls.watch(loop, stall_ms)
+        importlib.import_module("uringloop.monitor")
+        return importlib.import_module(f"uringloop.monitor.{name}")
     except ImportError as exc:
         # For example in a daemon that has changed its root directory.
         logging.getLogger(__name__).warning("%s: %s", variable, exc)
+        return None
 
 
 def _watch_for_callbacks(loop: _base_loop.BaseLoop) -> None:

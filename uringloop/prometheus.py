@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
+from uringloop._loop.base_loop import BaseLoop
 from uringloop._loop.stats import COUNTERS, GAUGES, TIMES
 from uringloop._turn.stats import histograms_of, keep_histograms
 from uringloop._turn.timing import BOUNDS
-from uringloop.loop import Loop
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -20,7 +20,7 @@ HISTOGRAMS = {
 }
 
 
-def text(loop: Loop, prefix: str = "uringloop", labels: Mapping[str, str] | None = None) -> str:
+def text(loop: BaseLoop, prefix: str = "uringloop", labels: Mapping[str, str] | None = None) -> str:
     """Return the metrics of *loop*, with names that begin with *prefix*. Any thread may call it.
 
     Each sample has the *labels*, by default `pid` with the process ID, because any of the workers
@@ -50,7 +50,13 @@ def merged(texts: Iterable[str]) -> str:
     return "".join(head + samples for head, samples in families.items())
 
 
-def _lines(loop: Loop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
+def gauge(metric: str, help_text: str, values: Mapping[int, float]) -> str:
+    """Return the text of a gauge with a value for each process; empty if there is none."""
+    lines = [f'{metric}{{pid="{pid}"}} {value}' for pid, value in values.items()]
+    return "\n".join([*_head(metric, help_text, "gauge"), *lines, ""]) if lines else ""
+
+
+def _lines(loop: BaseLoop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
     stats = loop.stats()
     common = _labels(labels)
     for name, help_text in COUNTERS.items():

@@ -25,7 +25,6 @@ from uringloop import monitor
 from uringloop._loop.stats import Stats
 from uringloop._turn.stats import open_loops
 from uringloop.monitor import socket_paths
-from uringloop.monitor.snapshots import Place
 
 # The fixtures are found by their names here.
 __all__ = ["monitored", "place"]
@@ -53,10 +52,11 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
 def test_answer_has_the_place_at_which_a_loop_is_blocked(place: Path) -> None:
     with program(place, BLOCKED) as watched:
 
-        def place_now() -> Place | None:
-            return snapshot_of(watched.socket)["loops"][0]["place"]
+        def is_in_go() -> bool:
+            found = snapshot_of(watched.socket)["loops"][0]["place"]
+            return found is not None and found["function"] == "go"
 
-        wait_until(lambda: (place_now() or {}).get("function") == "go")
+        wait_until(is_in_go)
         answer = snapshot_of(watched.socket)
         (loop,) = answer["loops"]
         assert (loop["thread"], loop["running"], loop["sleeping"]) == ("MainThread", True, False)

@@ -199,10 +199,10 @@ cdef double busy_s(LoopCore loop) noexcept:
     if not load_int(&loop.times.timing_users) & FOR_BUSY:
         request_timing(loop, FOR_BUSY)
     idle = load_ns(&loop.times.idle_ns)
+    # Before the state is read: the loop may fall asleep.
+    until = uring_clock_ns()
     if load_int_acquire(&loop.sleeping) or not running_thread(loop):
         until = load_ns_acquire(&loop.times.began_ns)
-    else:
-        until = uring_clock_ns()
     # If a sleep has ended meanwhile, `until` may include it: the next call finds the time.
     if load_ns(&loop.times.idle_ns) == idle:
         note_longest(&loop.times.busy_ns, until - load_ns(&loop.times.busy_since_ns) - idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -10,12 +11,18 @@ import threading
 import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from uringloop import prometheus
-from uringloop._turn.stats import open_loops
-from uringloop.monitor.snapshots import LoopSnapshot, loop_snapshots
+from uringloop._turn.stats import open_loops, thread_state_of
+from uringloop.monitor.snapshots import name_of, task_of
+from uringloop.monitor.stalls import stack_of
 
+if TYPE_CHECKING:
+    from uringloop._loop.base_loop import BaseLoop
+
+# What a loop does is told from a turn of so many seconds on: before, it is over when it is read.
+SHOWN_S = 0.05
 # More tasks of a loop are counted, not shown: the loops wait for this thread meanwhile.
 TASKS_MAX = 1000
 # How many frames of a stack are shown, the innermost ones.
@@ -34,19 +41,16 @@ class Report(TypedDict):
 
 def reports() -> list[Report]:
     """Return a report of each open loop of this process."""
-    found = loop_snapshots()
-    names = names_of(found)
     pid = os.getpid()
-    return [
-        {
-            "pid": pid,
-            "loop": names[loop["id"]],
-            "running": loop["running"],
-            "busy": loop["blocked"],
-            "doing": _doing(loop),
-        }
-        for loop in found
-    ]
+    found: list[Report] = []
+    for name, loop in named_loops():
+        thread, _, sleeping, blocked = thread_state_of(loop)
+        busy = 0.0 if sleeping else blocked
+        doing = _doing(loop, thread) if busy >= SHOWN_S else ""
+        found.append(
+            {"pid": pid, "loop": name, "running": thread != 0, "busy": busy, "doing": doing}
+        )
+    return found
 
 
 def reports_text() -> str:
@@ -74,36 +78,44 @@ def parsed(text: str) -> list[Report]:
         return []
 
 
-def names_of(found: list[LoopSnapshot]) -> dict[int, str]:
-    """Return a name for each loop, by its identity; loops of the same name get a number."""
-    names: dict[int, str] = {}
-    taken: dict[str, int] = {}
-    for loop in found:
-        name = loop["name"]
-        taken[name] = taken.get(name, 0) + 1
-        names[loop["id"]] = name if taken[name] == 1 else f"{name} {taken[name]}"
-    return names
+def named_loops() -> list[tuple[str, BaseLoop]]:
+    """Return the open loops of this process with their names; equal names get a number."""
+    threads: dict[int, str] = {one.ident: one.name for one in threading.enumerate() if one.ident}
+    named: dict[str, BaseLoop] = {}
+    for loop in sorted(open_loops(), key=id):
+        wanted = name = name_of(loop, threads.get(thread_state_of(loop)[0]))
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{wanted} {number}"
+        named[name] = loop
+    return list(named.items())
 
 
-def _doing(loop: LoopSnapshot) -> str:
-    task, place = loop["task"], loop["place"]
-    parts = []
-    if task is not None:
-        parts.append(f"{task['name']} ({task['coroutine']})")
-    if place is not None:
-        parts.append(f"in {place['function']}, {place['file']}:{place['line']}")
-    return " ".join(parts) or "in compiled code"
+def _doing(loop: BaseLoop, thread: int) -> str:
+    """Return the task that a loop runs, the callback or coroutine, and the place in it."""
+    try:
+        task = task_of(loop)
+        stack = stack_of(thread)
+    except BaseException as exc:
+        # The program's own classes of tasks can raise anything.
+        return f"unknown: {type(exc).__name__}"
+    parts = [f"{task['name']} ({task['coroutine']})"] if task is not None else []
+    # The outermost one is the callback, or the coroutine of the task.
+    places = [*stack[:1], *stack[1:][-1:]]
+    parts += [f"in {place.name}, {place.filename}:{place.lineno}" for place in places]
+    return ", ".join(parts) or "in compiled code"
 
 
 def metrics() -> str:
     """Return the metrics of all loops of this process in Prometheus' format."""
-    names = names_of(loop_snapshots())
-    return prometheus.merged(
-        prometheus.text(loop, labels={"pid": str(os.getpid()), "loop": names[id(loop)]})
-        for loop in open_loops()
-        # A loop that was made since then has no name yet.
-        if id(loop) in names
-    )
+    texts = []
+    pid = str(os.getpid())
+    for name, loop in named_loops():
+        # The program's own classes of loops can raise anything.
+        with contextlib.suppress(Exception):
+            texts.append(prometheus.text(loop, labels={"pid": pid, "loop": name}))
+    return prometheus.merged(texts)
 
 
 # ── stacks ───────────────────────────────────────────────────────────────────────────────────
@@ -120,10 +132,9 @@ def stacks() -> str:
         lines += traceback.format_list(traceback.extract_stack(frame, FRAMES_MAX))
     # Frames that are kept would keep their variables alive.
     frames.clear()
-    loop_names = names_of(loop_snapshots())
-    for loop in open_loops():
+    for name, loop in named_loops():
         tasks = asyncio.all_tasks(loop)
-        lines.append(f"\nloop {loop_names.get(id(loop), '')}: {len(tasks)} tasks\n")
+        lines.append(f"\nloop {name}: {len(tasks)} tasks\n")
         for task in list(tasks)[:TASKS_MAX]:
             lines.append(f"\ntask {task.get_name()}\n")
             lines += traceback.format_list(list(_places_of(task)))

@@ -7,28 +7,24 @@ because there are none of asyncio's. A reader's thread observes, so a blocked lo
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from uringloop._loop.base_loop import BaseLoop
 from uringloop._loop.stats import COUNTERS, GAUGES, TIMES, Stats
-from uringloop._turn.stats import histograms_of, keep_histograms, open_loops
+from uringloop._turn.stats import histograms_of, keep_histograms
 from uringloop._turn.timing import BOUNDS
-from uringloop.monitor.answers import names_of
-from uringloop.monitor.snapshots import loop_snapshots
+from uringloop.monitor.answers import named_loops
 from uringloop.prometheus import HISTOGRAMS
-
-if TYPE_CHECKING:
-    from uringloop.loop import Loop
 
 # The names of units follow UCUM: braces hold what has no unit.
 COUNT = "{count}"
 UNITS = {"received_bytes": "By", "sent_bytes": "By"} | dict.fromkeys(TIMES, "s")
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-# The callbacks of one collection come within this time, and get the figures of one moment.
-TOGETHER_S = 0.05
 # The attribute with the name of the loop, like Prometheus' label.
 LOOP = "loop"
 
@@ -47,40 +43,49 @@ Values = Callable[[Figures, Figures], Iterator[tuple[float, dict[str, str]]]]
 
 
 class Observer:
-    """What the callbacks of one provider's instruments observe."""
+    """What the callbacks of one provider's instruments observe.
+
+    A collection calls each callback once, so one that is called again begins a new collection.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.collected = 0.0
+        self.collection = 0
         # Keyed by weak references, so that a loop can be freed.
-        self.now: weakref.WeakKeyDictionary[Loop, Figures] = weakref.WeakKeyDictionary()
-        self.before: weakref.WeakKeyDictionary[Loop, Figures] = weakref.WeakKeyDictionary()
+        self.now: weakref.WeakKeyDictionary[BaseLoop, Figures] = weakref.WeakKeyDictionary()
+        self.before: weakref.WeakKeyDictionary[BaseLoop, Figures] = weakref.WeakKeyDictionary()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        self.lock = threading.Lock()
 
     def callback(self, values: Values) -> Callable[[object], Iterator[Any]]:
         """Return the callback of an instrument that observes *values* of each loop."""
         from opentelemetry.metrics import Observation
 
+        seen = 0
+
         def observe(_: object) -> Iterator[Any]:
-            for now, before in self.collect():
+            nonlocal seen
+            with self.lock:
+                if seen == self.collection:
+                    self._collect()
+                seen = self.collection
+                pairs = [(now, self.before.get(loop, now)) for loop, now in self.now.items()]
+            for now, before in pairs:
                 for value, attributes in values(now, before):
                     yield Observation(value, {LOOP: now.name, **attributes})
 
         return observe
 
-    def collect(self) -> list[tuple[Figures, Figures]]:
-        """Return each loop now and at the collection before; for a new loop both are the same."""
-        with self.lock:
-            at = time.monotonic()
-            if at - self.collected > TOGETHER_S:
-                self.collected = at
-                self.before, self.now = self.now, weakref.WeakKeyDictionary()
-                names = names_of(loop_snapshots())
-                for loop in open_loops():
-                    keep_histograms(loop)
-                    # A loop that was made since then has no name yet.
-                    name = names.get(id(loop), "no thread")
-                    self.now[loop] = Figures(name, at, loop.stats(), histograms_of(loop))
-            return [(now, self.before.get(loop, now)) for loop, now in self.now.items()]
+    def _collect(self) -> None:
+        self.collection += 1
+        self.before, self.now = self.now, weakref.WeakKeyDictionary()
+        at = time.monotonic()
+        for name, loop in named_loops():
+            keep_histograms(loop)
+            # A program may have overridden the method.
+            self.now[loop] = Figures(name, at, BaseLoop.stats(loop), histograms_of(loop))
 
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────

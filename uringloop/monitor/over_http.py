@@ -51,12 +51,12 @@ class Request(http.server.BaseHTTPRequestHandler):
     def answered(self) -> bytes:
         try:
             self.handle_one_request()
-        except Exception as exc:
+        except BaseException as exc:
             # The parser raises for some heads; a page shows objects of the program, whose methods
-            # can raise anything.
+            # can raise anything. So may the text of the exception.
             self.wfile = self.sent = io.BytesIO()
             self.request_version = "HTTP/1.0"
-            self._send(Page(f"{type(exc).__name__}: {exc}\n", HTTPStatus.INTERNAL_SERVER_ERROR))
+            self._send(Page(f"{type(exc).__name__}\n", HTTPStatus.INTERNAL_SERVER_ERROR))
         return self.sent.getvalue()
 
     def do_GET(self) -> None:

@@ -22,7 +22,7 @@ from uringloop.monitor.socket_paths import (
     name_for,
     remove_stale,
 )
-from uringloop.monitor.switch import Switch
+from uringloop.monitor.switch import Plan, Switch
 
 # A request is an empty line.
 REQUEST_BYTES_MAX = 64
@@ -49,8 +49,8 @@ def answer(request: bytes) -> Answer:
     try:
         return Answer(line_of(snapshot()), last=False)
     except Exception as exc:
-        # The program's own classes of loops and tasks can raise anything.
-        return Answer(line_of({"error": f"{type(exc).__name__}: {exc}"}), last=False)
+        # The program's own classes of loops and tasks can raise anything, by their text, too.
+        return Answer(line_of({"error": type(exc).__name__}), last=False)
 
 
 class Snapshots(Service):
@@ -112,7 +112,7 @@ def start(path: str | os.PathLike[str] | None = None) -> str | None:
 
     Returns None if the monitor cannot start; the logger `uringloop` has a warning with the reason.
     """
-    monitor = SWITCH.on(lambda current: _monitor_at(path, current))
+    monitor = SWITCH.on(lambda: _plan(path))
     return monitor.path if monitor is not None else None
 
 
@@ -126,19 +126,20 @@ def stop() -> None:
 
 def start_from_variable(place: str) -> None:
     """Start the monitor at the *place* that the variable names; once in a process."""
-    SWITCH.obey(lambda current: _monitor_at(None if place == DEFAULT else place, current))
+    SWITCH.obey(lambda: _plan(None if place == DEFAULT else place))
 
 
-def _monitor_at(path: str | os.PathLike[str] | None, current: Monitor | None) -> Monitor:
-    """Return the monitor at *path*: the *current* one, or a new one."""
+def _plan(path: str | os.PathLike[str] | None) -> Plan[Monitor]:
     if path is None:
         where = default_path()
     else:
         where = os.path.abspath(os.fsdecode(path))
         if os.path.isdir(where):
             where = os.path.join(where, name_for(os.getpid()))
-    if current is not None and current.path == where:
-        return current
-    if path is None:
-        remove_stale(os.path.dirname(where))
-    return Monitor(where)
+
+    def make() -> Monitor:
+        if path is None:
+            remove_stale(os.path.dirname(where))
+        return Monitor(where)
+
+    return Plan(where, make)

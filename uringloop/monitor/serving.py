@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import logging
 import os
 import select
 import signal
@@ -38,10 +39,14 @@ PAUSE_S = 0.005
 # answered at once, a flood is not.
 SHARE = 0.1
 BURST_S = 0.1
+# The most that it pays back at a time, so that a probe is not kept waiting after a flood.
+DEBT_S = 0.03
+# Bytes of answers that clients have not read, of all together: the oldest such client is closed.
+UNSENT_BYTES_MAX = 250_000
 # New clients in one round: the loops run in the pause after it.
-ACCEPTS_PER_ROUND = 16
+ACCEPTS_PER_ROUND = 8
 # The longest work of one round, for the same reason; the others wait for the next round.
-ROUND_S = 0.001
+ROUND_S = 0.0005
 # Bytes that are read at once.
 READ_BYTES = 4096
 DISCARD_BYTES = 65536
@@ -49,6 +54,8 @@ DISCARD_BYTES = 65536
 ENDING_S = 1.0
 # Time for the thread to end: it waits only for the GIL.
 END_S = 5.0
+
+logger = logging.getLogger("uringloop")
 
 # struct ucred of SO_PEERCRED: process, user, group.
 PEER = struct.Struct("3i")
@@ -198,6 +205,7 @@ class Server:
         self.tick_s = tick_s
         self.next_tick = time.monotonic() + (tick_s or 0)
         self.ending = False
+        self.ended = threading.Event()
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self) -> None:
@@ -210,6 +218,7 @@ class Server:
     def close(self) -> None:
         """End the thread, and close all sockets."""
         self.ending = True
+        self.ended.set()
         for sock in list(self.listeners):
             # Wakes the thread from poll(). The thread may have closed it meanwhile.
             with contextlib.suppress(OSError):
@@ -220,9 +229,15 @@ class Server:
 
     def close_descriptors(self) -> None:
         """Close the descriptors. A forked child does only this, for the rest is its parent's."""
-        for sock in [*self.listeners, *[one.sock for one in list(self.clients.values())]]:
+        for sock in self.listeners:
             sock.close()
         self.listeners.clear()
+        self.disconnect_all()
+
+    def disconnect_all(self) -> None:
+        """Close all connections."""
+        for client in list(self.clients.values()):
+            client.sock.close()
         self.clients.clear()
 
     def _serve(self) -> None:
@@ -231,11 +246,22 @@ class Server:
         credit_s = BURST_S
         at, used = time.monotonic(), time.thread_time()
         while not self.ending:
-            self._round()
+            self._try_round()
             at, before = time.monotonic(), at
             used, used_before = time.thread_time(), used
-            credit_s = min(BURST_S, credit_s + (at - before) * SHARE - (used - used_before))
-            time.sleep(max(PAUSE_S, -credit_s / SHARE))
+            credit_s += (at - before) * SHARE - (used - used_before)
+            credit_s = max(-DEBT_S, min(BURST_S, credit_s))
+            self.ended.wait(max(PAUSE_S, -credit_s / SHARE))
+
+    def _try_round(self) -> None:
+        try:
+            self._round()
+        except BaseException:
+            # A method of the program's own classes, or of a log handler, can raise anything. The
+            # end of this thread would look like the end of the process.
+            if not self.ending:
+                logger.exception("%s goes on after an error", self.name)
+                self.disconnect_all()
 
     def _round(self) -> None:
         """Wait for a client or a timeout, and serve those that are ready once."""
@@ -252,7 +278,7 @@ class Server:
                 self.clients.pop(fd).sock.close()
         # Accept last: a new client may get the descriptor number of one that was closed above.
         for sock in [one for one in self.listeners if one.fileno() in ready]:
-            self._accept(sock, self.listeners[sock])
+            self._accept(sock, self.listeners[sock], latest)
         if self.tick_s is not None and now >= self.next_tick:
             self.next_tick = now + self.tick_s
             self.tick()
@@ -270,12 +296,12 @@ class Server:
         delay = max(0.0, min(times) - time.monotonic()) * 1000 if times else None
         return [fd for fd, _ in poll.poll(delay)]
 
-    def _accept(self, listener: socket.socket, service: Service) -> None:
+    def _accept(self, listener: socket.socket, service: Service, latest: float) -> None:
         # Fails if the client has disconnected, or if no descriptor is left: then the next round
         # tries again.
         with contextlib.suppress(OSError):
             for _ in range(ACCEPTS_PER_ROUND):
-                if self.ending:
+                if self.ending or time.monotonic() > latest:
                     return
                 self._admit(listener.accept()[0], service)
 
@@ -288,14 +314,24 @@ class Server:
             if refusal is None:
                 self._disconnect_oldest(service)
         if refusal is None:
-            if client.serve():
-                self.clients[sock.fileno()] = client
-            else:
-                sock.close()
+            self.clients[sock.fileno()] = client
+            if not client.serve():
+                self.clients.pop(sock.fileno()).sock.close()
+            self._limit_unsent()
             return
         # The client may have disconnected.
         with sock, contextlib.suppress(OSError):
             sock.send(refusal, socket.MSG_DONTWAIT)
+
+    def _limit_unsent(self) -> None:
+        """Disconnect the oldest clients that do not read their answers, if these are too long."""
+        unread = {fd: len(client.unsent) for fd, client in self.clients.items() if client.unsent}
+        total = sum(unread.values())
+        # The last one may be a single long answer that is about to be read.
+        for fd in list(unread)[:-1]:
+            if total > UNSENT_BYTES_MAX:
+                total -= unread[fd]
+                self.clients.pop(fd).sock.close()
 
     def _of(self, service: Service) -> Iterable[int]:
         return (fd for fd, one in self.clients.items() if one.service is service)

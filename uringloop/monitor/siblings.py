@@ -11,12 +11,14 @@ known. One thread uses the object.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import select
 import socket
 import time
+from typing import NamedTuple
 
 from uringloop.monitor.serving import peer_of
 
@@ -26,19 +28,21 @@ from uringloop.monitor.serving import peer_of
 WAIT_S = 0.25
 # How often the processes are looked for: each system call may wait 5 ms for the GIL.
 KEEP_S = 1.0
-# More processes are not asked.
-SIBLINGS_MAX = 256
+# More names are not tried, but those of known processes come first.
+SIBLINGS_MAX = 1000
 # The rest of a longer answer is dropped.
 ANSWER_BYTES_MAX = 4_000_000
-BACKLOG = 16
+BACKLOG = 128
 
 
 def group_of(address: str) -> str:
     """Return what the names of all processes of this user with that *address* begin with.
 
-    A name has 107 bytes at most, and an address may be a path, so it has a digest.
+    A name has 107 bytes at most, and an address may be a path, so it has a digest. Containers may
+    share their network, but not the numbers of their processes.
     """
-    digest = hashlib.sha256(os.fsencode(address)).hexdigest()[:32]
+    processes = os.stat("/proc/self/ns/pid").st_ino if os.path.exists("/proc/self/ns/pid") else 0
+    digest = hashlib.sha256(os.fsencode(f"{processes} {address}")).hexdigest()[:32]
     return f"uringloop-health-{os.geteuid()}-{digest}-"
 
 
@@ -56,16 +60,16 @@ def listen(group: str) -> socket.socket:
 
 
 def names_of(group: str) -> list[str]:
-    """Return the names of the sockets of *group*, without the null byte."""
+    """Return the names of the sockets of *group*, without the null byte. Raises OSError."""
     try:
         with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read()
-    except OSError:
+    except FileNotFoundError:
         # There is no /proc: each process answers for itself only.
         return []
     # Connected sockets have the name of the listening one, so a name is found several times.
     found = re.findall(rf" @({re.escape(group)}[1-9][0-9]*\.[0-9a-f]{{16}})$", lines, re.MULTILINE)
-    return sorted(set(found))[:SIBLINGS_MAX]
+    return sorted(set(found))
 
 
 def process_of(name: str) -> int:
@@ -75,16 +79,17 @@ def process_of(name: str) -> int:
 class Question:
     """A question to one process, and what has been received of its answer."""
 
-    def __init__(self, name: str, path: str) -> None:
-        """Ask for *path*. Raises OSError if the process does not listen or is not this user's."""
+    def __init__(self, name: str, path: str, user: int) -> None:
+        """Ask for *path*. Raises OSError if the process does not listen, or is not of *user*."""
         self.asked = time.monotonic()
         self.received = b""
         self.sock = socket.socket(socket.AF_UNIX)
         try:
             self.sock.setblocking(False)
             self.sock.connect(f"\0{name}")
-            pid, user = peer_of(self.sock)
-            if user != os.geteuid():
+            # Its user when it began to listen.
+            pid, found = peer_of(self.sock)
+            if found != user:
                 raise PermissionError(f"process {pid} belongs to another user")
             self.sock.send(f"GET {path} HTTP/1.0\r\n\r\n".encode())
         except OSError:
@@ -114,20 +119,28 @@ class Question:
         return body.decode("utf-8", "replace")
 
 
+class Told(NamedTuple):
+    """What the other processes have told."""
+
+    texts: list[str]
+    silent: list[tuple[int, float]]  # processes that have not answered, and for how many seconds
+    failed: list[int]  # processes that could not be asked, or could not answer
+
+
 class Siblings:
     """The other processes of *group*; *own* is the name of this one's socket."""
 
     def __init__(self, group: str, own: str) -> None:
         self.group = group
         self.own = own
+        # A service may give up its user later.
+        self.user = os.geteuid()
         # By name: the questions that were not answered in time.
         self.silent: dict[str, Question] = {}
-        # The names at which a process of this user was found, and since when such a one takes no
-        # more questions: anybody may have sent it as many as it can keep.
-        self.known: set[str] = set()
-        self.full: dict[str, float] = {}
+        # The names of all others, and of those that are of this user. Anybody can make such names.
         self.found: list[str] = []
         self.found_at = 0.0
+        self.known: set[str] = set()
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -139,47 +152,47 @@ class Siblings:
         """Return the names of the others, as they were at most a second ago."""
         now = time.monotonic()
         if now - self.found_at > KEEP_S:
-            self.found = [name for name in names_of(self.group) if name != self.own]
+            # Those of the second before are asked if no descriptor is left.
+            with contextlib.suppress(OSError):
+                self.found = [name for name in names_of(self.group) if name != self.own]
+                self.found.sort(key=lambda name: name not in self.known)
             self.found_at = now
-        return self.found
+        return self.found[:SIBLINGS_MAX]
 
-    def ask(self, path: str) -> tuple[dict[int, str], dict[int, float]]:
-        """Ask all processes for *path*.
-
-        Returns the texts of those that answer, and for how many seconds each other one is silent.
-        """
+    def ask(self, path: str) -> Told:
+        """Ask all processes for *path*."""
         names = self.names()
         for name, question in list(self.silent.items()):
             if name not in names or question.has_ended():
                 self.silent.pop(name).sock.close()
-        asked = self._send([name for name in names if name not in self.silent], path)
-        texts = _receive(asked)
+        told = Told([], [], [])
+        asked = self._send([name for name in names if name not in self.silent], path, told)
+        _receive(asked, told)
         self.silent.update(asked)
-        since = {name: question.asked for name, question in self.silent.items()} | self.full
         now = time.monotonic()
-        return texts, {process_of(name): now - asked for name, asked in since.items()}
+        for name, question in self.silent.items():
+            told.silent.append((process_of(name), now - question.asked))
+        return told
 
-    def _send(self, names: list[str], path: str) -> dict[str, Question]:
+    def _send(self, names: list[str], path: str, told: Told) -> dict[str, Question]:
         """Return the questions that could be sent, by name."""
         asked: dict[str, Question] = {}
-        full: dict[str, float] = {}
         for name in names:
             try:
-                asked[name] = Question(name, path)
-            except BlockingIOError:
-                if name in self.known:
-                    full[name] = self.full.get(name, time.monotonic())
-            except OSError:
+                asked[name] = Question(name, path, self.user)
+            except (ConnectionRefusedError, PermissionError):
                 # The process has ended, or the name is another user's.
                 continue
-        self.full = full
+            except OSError:
+                # No descriptor is left here, or no room there.
+                if name in self.known:
+                    told.failed.append(process_of(name))
         self.known = self.known.intersection(self.found).union(asked)
         return asked
 
 
-def _receive(asked: dict[str, Question]) -> dict[int, str]:
-    """Return the answers that arrive in time, by process, and remove their questions."""
-    texts: dict[int, str] = {}
+def _receive(asked: dict[str, Question], told: Told) -> None:
+    """Receive the answers that arrive in time, and remove their questions."""
     deadline = time.monotonic() + WAIT_S
     while asked:
         poll = select.poll()
@@ -192,5 +205,6 @@ def _receive(asked: dict[str, Question]) -> dict[int, str]:
             question.sock.close()
             text = question.text()
             if text is not None:
-                texts[process_of(name)] = text
-    return texts
+                told.texts.append(text)
+            elif question.received:
+                told.failed.append(process_of(name))

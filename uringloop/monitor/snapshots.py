@@ -150,19 +150,13 @@ def _loop_snapshot(
     }
 
 
-def loop_snapshots() -> list[LoopSnapshot]:
-    """Return the state of the open loops of this process."""
+def snapshot() -> Snapshot:
+    """Return the state of this process and its loops."""
     # Taken first and cleared below: frames that are kept would keep their variables alive.
     frames = sys._current_frames()
     names: dict[int | None, str] = {thread.ident: thread.name for thread in threading.enumerate()}
     loops = [_loop_snapshot(loop, frames, names) for loop in open_loops()]
     frames.clear()
-    return sorted(loops, key=lambda loop: (loop["thread"] or "", loop["id"]))
-
-
-def snapshot() -> Snapshot:
-    """Return the state of this process and its loops."""
-    loops = loop_snapshots()
     return {
         "protocol": PROTOCOL,
         "pid": os.getpid(),
@@ -172,5 +166,5 @@ def snapshot() -> Snapshot:
         "uringloop": sys.modules["uringloop"].__version__,
         "time": time.monotonic(),
         "cpu": time.process_time(),
-        "loops": loops,
+        "loops": sorted(loops, key=lambda loop: (loop["thread"] or "", loop["id"])),
     }

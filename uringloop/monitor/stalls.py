@@ -55,6 +55,8 @@ class WatchedLoop:
         # The start of the turn whose stall was told, until its end is told as well.
         self.told_turn: float | None = None
         self.name = "no thread"
+        # Whether a check has raised an exception: then it is the last one.
+        self.failed = False
         # How many stalls had ended at the last check.
         self.stalls = turn_of(loop)[3]
 
@@ -65,7 +67,7 @@ class WatchedLoop:
         time this thread could not run.
         """
         loop = self.loop()
-        if loop is None or loop.is_closed() or not (self.logs or loop._stall_callbacks):
+        if loop is None or not self.is_wanted_by(loop):
             return None
         thread, began, lasts, stalls, ended, took = turn_of(loop)
         # Another may have come after the one that was told, and be over as well.
@@ -84,6 +86,9 @@ class WatchedLoop:
         self.told_turn = began
         self._tell_begin(loop, thread, lasts, late_s)
         return self.limit_s
+
+    def is_wanted_by(self, loop: BaseLoop) -> bool:
+        return not loop.is_closed() and (self.logs or bool(loop._stall_callbacks))
 
     def _tell_begin(self, loop: BaseLoop, thread: int, lasts: float, late_s: float) -> None:
         asked = time.monotonic()
@@ -208,12 +213,18 @@ class Checker:
             except Exception:
                 # The program's own classes of loops and tasks can raise anything.
                 logger.exception("stalls of a loop are no longer logged, because a check failed")
+                one.failed = True
                 delay = None
             if delay is not None:
                 delays.append(delay)
                 continue
             with _State.lock:
                 self.loops.remove(one)
+                # on_stall() may have been called since then, and have found it in the list.
+                loop = one.loop()
+                if loop is not None and not one.failed and one.is_wanted_by(loop):
+                    self.loops.append(one)
+                    delays.append(0.0)
         with _State.lock:
             if not self.loops:
                 # A loop that is created from now on starts another thread.

@@ -39,26 +39,31 @@ class Variable(enum.Enum):
     STOPPED = 3  # off() was called: it is ignored, in forked children too
 
 
+class Plan(Generic[Kind]):
+    """How a server is made. One of the same *key*, if that is not None, need not be made again."""
+
+    def __init__(self, key: object, make: Callable[[], Kind]) -> None:
+        self.key = key
+        self.make = make
+
+
 class Switch(Generic[Kind]):
     """The server of one kind that this process has, if any, and what it does with the variable."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.server: Kind | None = None
+        self.key: object = None
         self.variable = Variable.PENDING
         SWITCHES.append(self)
 
-    def on(self, make: Callable[[Kind | None], Kind]) -> Kind | None:
-        """Start the server that *make* returns, and return it; None if that fails.
-
-        *make* gets the server that runs, and may return or close it. Otherwise that one is closed
-        when there is another.
-        """
+    def on(self, plan: Callable[[], Plan[Kind]]) -> Kind | None:
+        """Start the planned server in the place of the one that runs; return None if that fails."""
         with _State.lock:
             self.variable = Variable.HANDLED
-            return self._start(make)
+            return self._start(plan)
 
-    def obey(self, make: Callable[[Kind | None], Kind]) -> None:
+    def obey(self, plan: Callable[[], Plan[Kind]]) -> None:
         """Do the same for the variable; once in a process."""
         # Check without the lock first: all loops but the first return here.
         if self.variable is not Variable.PENDING:
@@ -66,7 +71,7 @@ class Switch(Generic[Kind]):
         with _State.lock:
             if self.variable is Variable.PENDING:
                 self.variable = Variable.HANDLED
-                self._start(make)
+                self._start(plan)
 
     def off(self) -> None:
         """Close the server. Later loops and forked children do not start one again."""
@@ -82,28 +87,27 @@ class Switch(Generic[Kind]):
             self.server.close_descriptors()
             self.server = None
 
-    def _start(self, make: Callable[[Kind | None], Kind]) -> Kind | None:
+    def _start(self, plan: Callable[[], Plan[Kind]]) -> Kind | None:
         try:
-            server = make(self.server)
-            if server is self.server:
-                return server
-            self._stop()
-            self._run(server)
-        except (OSError, RuntimeError, ValueError) as exc:
-            if self.server is not None and self.server.ending:
+            planned = plan()
+            if self.server is None or planned.key is None or planned.key != self.key:
+                # First, as it may have what the other needs.
                 self._stop()
+                self.server = self._running(planned.make())
+                self.key = planned.key
+                time_turns()
+        except (OSError, RuntimeError, ValueError) as exc:
             logger.warning("%s of this process cannot start: %s", self.name, exc)
             return None
-        return server
+        return self.server
 
-    def _run(self, server: Kind) -> None:
+    def _running(self, server: Kind) -> Kind:
         try:
             server.start()
         except RuntimeError:
             server.close()
             raise
-        self.server = server
-        time_turns()
+        return server
 
     def _stop(self) -> None:
         server, self.server = self.server, None

@@ -1,0 +1,113 @@
+"""The pages of health over HTTP: what a process says of itself, and of all with its address.
+
+The thread of health calls this. A page is made from the reports of the loops; a process that cannot
+tell is named.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+
+from uringloop import prometheus
+from uringloop.monitor import answers
+from uringloop.monitor.answers import Report
+from uringloop.monitor.health_settings import Limits
+from uringloop.monitor.over_http import Page, Pages
+from uringloop.monitor.serving import peer_of
+from uringloop.monitor.siblings import Siblings, Told
+
+
+class Own(Pages):
+    """What a process tells its siblings: about itself."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            {
+                "/loops": lambda: Page(answers.reports_text()),
+                "/metrics": lambda: Page(answers.metrics()),
+                "/stacks": lambda: Page(answers.stacks()),
+            }
+        )
+        # A service may give up its user later; its siblings have done so already, or have not.
+        self.user = os.geteuid()
+
+    def refusal_of(self, sock: socket.socket) -> bytes | None:
+        _, user = peer_of(sock)
+        return None if user in (0, self.user, os.geteuid()) else b""
+
+
+class Shared(Pages):
+    """The pages about all processes."""
+
+    def __init__(self, limits: Limits, others: Siblings) -> None:
+        pages: dict[str, Callable[[], Page]] = {
+            "/live": self.live,
+            "/ready": self.ready,
+            "/metrics": self.metrics,
+        }
+        super().__init__({**pages, "/stacks": self.stacks} if limits.stacks else pages)
+        self.limits = limits
+        self.others = others
+
+    def live(self) -> Page:
+        """Answer 503 if a loop has been in one turn for too long."""
+        found, told = self._reports()
+        return _page(_longest(found, told) < self.limits.dead_after, found, told)
+
+    def ready(self) -> Page:
+        """Answer 503 if a loop has been in one turn for too long, or if no loop runs."""
+        found, told = self._reports()
+        runs = bool(told.silent) or any(one["running"] for one in found)
+        return _page(runs and _longest(found, told) < self.limits.ready_after, found, told)
+
+    def metrics(self) -> Page:
+        told = self.others.ask("/metrics")
+        silent = prometheus.gauge(
+            "uringloop_silent_seconds",
+            "Time for which a process of the service has not answered.",
+            dict(told.silent),
+        )
+        texts = [answers.metrics(), *told.texts, silent]
+        return Page(prometheus.merged(texts), kind=prometheus.CONTENT_TYPE)
+
+    def stacks(self) -> Page:
+        told = self.others.ask("/stacks")
+        return Page("\n".join([answers.stacks(), *told.texts, *_lines(told)]))
+
+    def _reports(self) -> tuple[list[Report], Told]:
+        """Return the reports of all loops, and what the other processes have told."""
+        told = self.others.ask("/loops")
+        found = answers.reports()
+        for text in told.texts:
+            found += answers.parsed(text)
+        return found, told
+
+
+def _longest(found: list[Report], told: Told) -> float:
+    """Return for how many seconds the worst loop has been in one turn."""
+    silent = [seconds for _, seconds in told.silent]
+    return max([0.0, *silent, *[report["busy"] for report in found]])
+
+
+def _page(is_well: bool, found: list[Report], told: Told) -> Page:
+    status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
+    lines = [*map(_line, found), *_lines(told)] or ["no loop"]
+    return Page("\n".join(lines) + "\n", status)
+
+
+def _line(report: Report) -> str:
+    state = "asleep" if report["running"] else "not running"
+    if report["busy"]:
+        state = f"busy for {report['busy']:.2f} s, {report['doing']}"
+    return f"process {report['pid']}, loop {report['loop']}: {state}"
+
+
+def _lines(told: Told) -> list[str]:
+    """Return a line for each process that has not told."""
+    return [
+        *(f"process {pid}: has not answered for {seconds:.2f} s" for pid, seconds in told.silent),
+        *(f"process {pid}: cannot tell" for pid in told.failed),
+    ]

@@ -1,0 +1,125 @@
+"""Where health is served, and what counts: the arguments of serve(), and the variable."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import urllib.parse
+
+from uringloop._loop import options
+from uringloop.monitor import socket_paths
+
+# A loop that has been in one turn for so many seconds is dead.
+DEAD_AFTER_S = 30.0
+# And one in a turn of so many seconds is not ready.
+READY_AFTER_S = 1.0
+BACKLOG = 128
+NO_ADDRESS = (
+    "{!r} is no address: it must be the number of a host and a port, as 127.0.0.1:9100 or "
+    "[::1]:9100, or unix:/path"
+)
+PORT_MAX = 65535
+# What the kernel keeps of an answer that the client does not read; an answer is bounded otherwise.
+SEND_BUFFER_BYTES = 65536
+
+
+class Place:
+    """An address: of a host and a port, or, if it begins with `unix:`, the path of a socket."""
+
+    def __init__(self, text: str) -> None:
+        """Parse *text*. Raises ValueError if it is no address."""
+        self.path = ""
+        self.host = ipaddress.ip_address("127.0.0.1")
+        self.port = 0
+        if text.startswith("unix:"):
+            path = text.removeprefix("unix:")
+            if not path or "\0" in path:
+                raise ValueError(NO_ADDRESS.format(text))
+            self.path = os.path.abspath(path)
+            self.name = f"unix:{self.path}"
+            return
+        host, colon, port = text.rpartition(":")
+        in_brackets = host.startswith("[") and host.endswith("]")
+        if not (colon and port.isascii() and port.isdigit()) or (":" in host) != in_brackets:
+            raise ValueError(NO_ADDRESS.format(text))
+        self.port = int(port)
+        try:
+            if host not in ("", "localhost"):
+                self.host = ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            raise ValueError(NO_ADDRESS.format(text)) from None
+        if self.port > PORT_MAX:
+            raise ValueError(NO_ADDRESS.format(text))
+        self.name = self._name()
+
+    def _name(self) -> str:
+        host = f"[{self.host}]" if self.host.version == 6 else str(self.host)
+        return f"{host}:{self.port}"
+
+    def is_public(self) -> bool:
+        """Return whether other machines may reach the address."""
+        mapped = getattr(self.host, "ipv4_mapped", None)
+        return not self.path and not (mapped or self.host).is_loopback
+
+    def listen(self) -> socket.socket:
+        """Return a socket that listens there. Raises OSError, of a path FileExistsError."""
+        if self.path:
+            return socket_paths.listen(self.path, BACKLOG)
+        sock = socket.socket(socket.AF_INET6 if self.host.version == 6 else socket.AF_INET)
+        try:
+            # The next process may have the address at once.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Connections get this from the socket that listens.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            sock.bind((str(self.host), self.port))
+            sock.listen(BACKLOG)
+            sock.setblocking(False)
+        except OSError:
+            sock.close()
+            raise
+        self.port = sock.getsockname()[1]
+        self.name = self._name()
+        return sock
+
+    def is_taken(self, exc: OSError) -> bool:
+        """Return whether listen() has failed because a process listens there."""
+        if self.path:
+            return isinstance(exc, FileExistsError) and socket_paths.has_listener(self.path)
+        return exc.errno == errno.EADDRINUSE
+
+
+class Limits:
+    """How long a turn may last, in seconds, and whether stacks are shown and systemd is told."""
+
+    def __init__(
+        self, dead_after: float, ready_after: float, *, stacks: bool, watchdog: bool
+    ) -> None:
+        for name, value in (("dead_after", dead_after), ("ready_after", ready_after)):
+            if not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
+        self.dead_after = dead_after
+        self.ready_after = ready_after
+        self.stacks = stacks
+        self.watchdog = watchdog
+
+
+def parsed(text: str) -> tuple[Place, Limits]:
+    """Return what the variable says: an address, and after a question mark what counts.
+
+    Raises ValueError.
+    """
+    address, _, query = text.partition("?")
+    values = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    dead_after = float(values.pop("dead_after", DEAD_AFTER_S))
+    ready_after = float(values.pop("ready_after", READY_AFTER_S))
+    stacks = _says_yes(values.pop("stacks", ""))
+    watchdog = _says_yes(values.pop("watchdog", ""))
+    if values:
+        raise ValueError(f"{options.HEALTH.variable} has no {', '.join(values)}")
+    return Place(address), Limits(dead_after, ready_after, stacks=stacks, watchdog=watchdog)
+
+
+def _says_yes(text: str) -> bool:
+    return text.lower() not in ("", *options.OFF)
