@@ -379,8 +379,17 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
             kwargs["name"] = name
         made: asyncio.Task[T] = factory(self, coro, **kwargs)
         if name is not None and not FACTORY_TAKES_NAME:
-            _set_name(made, name)
+            self._set_name(made, name)
         return made
+
+    @staticmethod
+    def _set_name(task: Any, name: str) -> None:
+        """Name a future that a factory has returned; before 3.13 it need not have set_name()."""
+        set_task_name = getattr(asyncio.tasks, "_set_task_name", None)
+        if set_task_name is None:
+            task.set_name(name)
+        else:
+            set_task_name(task, name)
 
     def set_task_factory(self, factory: TaskFactory | None) -> None:
         if factory is not None and not callable(factory):
@@ -515,12 +524,3 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
     def _signal_handlers(self) -> Mapping[int, asyncio.Handle]:
         """Read by prompt_toolkit and by programs on arq, which restore a handler they replace."""
         return types.MappingProxyType(self._signals.handlers)
-
-
-def _set_name(task: Any, name: str) -> None:
-    """Name a future that a factory has returned; before 3.13 it need not have set_name()."""
-    set_task_name = getattr(asyncio.tasks, "_set_task_name", None)
-    if set_task_name is None:
-        task.set_name(name)
-    else:
-        set_task_name(task, name)

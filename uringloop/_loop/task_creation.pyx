@@ -1,8 +1,8 @@
 """create_task(), a method of LoopCore that takes its arguments by vectorcall.
 
 Unusual calls go on to `BaseLoop._create_task_slowly()`, which is Python code. A task factory is
-called from here, too, if the task has no name and no context. For an eager task that never waits,
-the loop does nothing else.
+called from here, too. For an eager task that never waits, the loop does nothing else; and a factory
+that notes the place at which a task is created, as aiomonitor's does, finds the caller's.
 
 Programs replace asyncio's class of tasks. On builds without a GIL, code in C that looks the class
 up changes a reference count that all threads share. So there the class is noted, and noted anew
@@ -10,7 +10,8 @@ whenever the module's dictionary changes; each class that was noted is kept for 
 may be using it.
 """
 
-from asyncio import tasks
+from asyncio import BaseEventLoop, tasks
+from inspect import signature
 
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
@@ -43,6 +44,9 @@ cdef str TASK = "Task"
 cdef object TASK_IN_C = tasks.Task if tasks.Task.__module__ == "_asyncio" else None
 cdef tuple OPTIONS = ("loop", "name", "context")
 
+# Whether asyncio passes a name to a factory; see base_loop.py.
+cdef bint FACTORY_TAKES_NAME = "name" not in signature(BaseEventLoop.create_task).parameters
+
 cdef PyMethodDef definition
 cdef uintptr_t noted_class      # of tasks, without a GIL; 0 if the module has none
 
@@ -72,9 +76,23 @@ cdef object create_task(object self, PyObject *const *call, Py_ssize_t size, PyO
     has_options = arguments[3] != <PyObject*>None or arguments[4] != <PyObject*>None
     if load_int(&loop.has_task_factory):
         factory = self._task_factory
-        if has_options or factory is None:
+        if factory is None:
             return create_slowly(loop, call, size, names)
-        return factory(self, <object>call[0])
+        if not has_options:
+            return factory(self, <object>call[0])
+        # Factories that accept only the loop and the coroutine are valid: pass only options that
+        # the caller has given.
+        options = {}
+        if arguments[4] != <PyObject*>None:
+            options["context"] = <object>arguments[4]
+        if arguments[3] == <PyObject*>None:
+            return factory(self, <object>call[0], **options)
+        if FACTORY_TAKES_NAME:
+            options["name"] = <object>arguments[3]
+            return factory(self, <object>call[0], **options)
+        made = factory(self, <object>call[0], **options)
+        self._set_name(made, <object>arguments[3])
+        return made
     task_class = <PyObject*>load_pointer_acquire(&noted_class)
     if not FREE_THREADED:
         task_class = PyDict_GetItemWithError(NAMES, TASK)
