@@ -136,6 +136,18 @@ def test_busy_grows_neither_asleep_nor_between_runs(loop: uringloop.Loop) -> Non
     assert loop.stats()["busy"] < first + 0.04
 
 
+def test_busy_includes_a_turn_that_ends_by_an_exception(loop: uringloop.Loop) -> None:
+    def fail() -> None:
+        busy(0.02)
+        raise KeyboardInterrupt
+
+    loop.call_soon(fail)
+    before = loop.stats()["busy"]
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_forever()
+    assert loop.stats()["busy"] - before >= 0.02
+
+
 def test_busy_includes_a_turn_that_lasts(loop: uringloop.Loop) -> None:
     async def main() -> None:
         before = loop.stats()["busy"]

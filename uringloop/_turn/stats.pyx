@@ -83,9 +83,16 @@ def set_fallback_callback(LoopCore loop not None, function):
 
 
 def open_loops():
-    """Return the open loops of this process, in no order. Any thread may call."""
+    """Return the open loops of this process, in no order. Any thread may call.
+
+    In a forked child its parent's are not among them.
+    """
     loops = [one() for one in list(LOOPS)]
-    return [loop for loop in loops if loop is not None and not load_int(&(<LoopCore>loop).closed)]
+    return [loop for loop in loops if loop is not None and is_usable(loop)]
+
+
+cdef bint is_usable(LoopCore loop) noexcept:
+    return not load_int(&loop.closed) and not loop.ring.is_inherited()
 
 
 def thread_state_of(LoopCore loop not None):

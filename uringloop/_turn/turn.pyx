@@ -625,6 +625,10 @@ cdef class LoopCore:
             self.waker.arm()
             self.sleeper.look_again()
             self.run_turns()
+        except BaseException:
+            # The turn ends here.
+            end_turn(&self.times)
+            raise
         finally:
             # This may call resume_writing(): what that writes is sent in the next run.
             self.sending = False
