@@ -469,6 +469,13 @@ def run_reporting(session: nox.Session, name: str) -> None:
 
 
 @nox.session
+def health(session: nox.Session) -> None:
+    """Measure health over HTTP: how soon it answers, what it costs, hostile clients."""
+    install(session)
+    session.run("python", "benchmarks/health.py", *session.posargs)
+
+
+@nox.session
 def soak(session: nox.Session) -> None:
     """Run a long mixed load on both rings, with every byte checked: -- --minutes 30"""
     BUILD.mkdir(exist_ok=True)

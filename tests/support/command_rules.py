@@ -126,6 +126,7 @@ PROGRAMS_OF_SESSIONS = {
     "bench_servers": "benchmarks/servers.py",
     "compare": "benchmarks/compare",
     "faults": "benchmarks/faults",
+    "health": "benchmarks/health.py",
     "kernels": ".ci/kernels",
     "mutants": "tests/simulation/mutants.py",
     "order": "tests/order/__main__.py",
