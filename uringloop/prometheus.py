@@ -37,17 +37,20 @@ def merged(texts: Iterable[str]) -> str:
 
     The samples of different texts must differ in a label.
     """
-    families: dict[str, str] = {}
+    heads: dict[str, str] = {}
+    samples: dict[str, str] = {}
     for one in texts:
         # No other line begins with this: newlines in labels are escaped.
         for family in f"\n{one}".split("\n# HELP ")[1:]:
             parts = family.rstrip("\n").split("\n", 2)
             # The end of a text may be missing.
             if len(parts) == 3:
-                about, kind, samples = parts
-                head = f"# HELP {about}\n{kind}\n"
-                families[head] = families.get(head, "") + samples + "\n"
-    return "".join(head + samples for head, samples in families.items())
+                about, kind, found = parts
+                name = about.partition(" ")[0]
+                # Another version may describe it otherwise.
+                heads.setdefault(name, f"# HELP {about}\n{kind}\n")
+                samples[name] = samples.get(name, "") + found + "\n"
+    return "".join(head + samples[name] for name, head in heads.items())
 
 
 def gauge(metric: str, help_text: str, values: Mapping[int, float]) -> str:
@@ -57,7 +60,8 @@ def gauge(metric: str, help_text: str, values: Mapping[int, float]) -> str:
 
 
 def _lines(loop: BaseLoop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
-    stats = loop.stats()
+    # A program may have overridden the method.
+    stats = BaseLoop.stats(loop)
     common = _labels(labels)
     for name, help_text in COUNTERS.items():
         metric = f"{prefix}_{name}{_unit(name)}_total"

@@ -386,6 +386,22 @@ def test_exception_of_a_check_does_not_end_the_thread(
     run(uringloop.Loop(stall_ms=20), another)
 
 
+def test_system_exit_of_a_task_does_not_end_the_thread(log: MessageLog) -> None:
+    class Rude(asyncio.Task[None]):
+        def get_name(self) -> str:
+            raise SystemExit
+
+    async def culprit() -> None:
+        log.wait_for("are no longer logged")
+
+    async def another() -> None:
+        log.wait_for("has been blocked")
+
+    with contextlib.closing(uringloop.Loop(stall_ms=20)) as loop:
+        loop.run_until_complete(Rude(culprit(), loop=loop))
+        run(uringloop.Loop(stall_ms=20), another)
+
+
 def test_failure_to_start_the_thread_logs_a_warning(
     log: MessageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,7 +127,8 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         if options.NESTABLE.value(nestable):
             self._runs = nesting.Runs(self)
         register(self)
-        for function in when_created.values():
+        # Another thread may add one.
+        for function in tuple(when_created.values()):
             function(self, stall_ms)
 
     def _open(
@@ -225,7 +226,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
         key = object()
         self._stall_callbacks[key] = callback
-        for function in when_stalls_are_watched.values():
+        for function in tuple(when_stalls_are_watched.values()):
             function(self)
         return lambda: self._stall_callbacks.pop(key, None)
 

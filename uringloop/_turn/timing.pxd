@@ -33,7 +33,8 @@ cdef struct Times:
     int64_t busy_since_ns   # when FOR_BUSY was set
     int64_t idle_ns         # since then: the sleeps that have ended, and the times between runs
     int64_t slept_ns        # the last sleep
-    uint32_t chance         # a number that chooses the sleeps whose processor time is measured
+    uint32_t chance         # a number that chooses one sleep of each block to be measured
+    int left_in_block
     int stands_for          # how many sleeps the measured one stands for
     int64_t busy_ns         # the largest that was returned: it never decreases
     Durations turns

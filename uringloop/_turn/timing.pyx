@@ -9,8 +9,8 @@ what is left of all time without the sleeps: these are added when they end, by t
 
 The system call that sleeps submits operations first, and the kernel carries out many of them there:
 half of the processor time of an echo. That is work, too. The system call that reads it takes 2 % of
-an echo, twice: so it is measured in each sleep that follows a long one, and in one of 64 others,
-which is chosen at random and stands for all.
+an echo, twice: so it is measured in each sleep that follows a long one, and in one of each 64
+others, which is chosen at random and stands for all.
 """
 
 from libc.stdint cimport int64_t
@@ -52,18 +52,22 @@ note_bounds()
 cdef enum:
     # After a sleep of that length the measurement takes less than 0.4 % of the time.
     LONG_SLEEP_NS = 100_000
-    # Of other sleeps, one of 2**6 is measured.
-    CHANCE_BITS = 6
+    # Of each block of 2**6 other sleeps one is measured, at any place in it.
+    BLOCK_BITS = 6
 
 
 cdef bint is_chosen(Times *times) noexcept:
     if times.slept_ns > LONG_SLEEP_NS:
         times.stands_for = 1
         return True
-    times.stands_for = 1 << CHANCE_BITS
-    # The constants are those of the C standard's example of rand(); the upper bits are good enough.
-    times.chance = times.chance * 1103515245 + 12345
-    return times.chance >> (32 - CHANCE_BITS) == 0
+    times.stands_for = 1 << BLOCK_BITS
+    if times.left_in_block == 0:
+        times.left_in_block = 1 << BLOCK_BITS
+        # The constants are those of the C standard's example of rand(); the upper bits are good
+        # enough.
+        times.chance = times.chance * 1103515245 + 12345
+    times.left_in_block -= 1
+    return times.left_in_block == <int>(times.chance >> (32 - BLOCK_BITS))
 
 
 cdef int64_t cpu_ns() noexcept:

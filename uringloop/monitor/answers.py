@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from uringloop._loop.base_loop import BaseLoop
 
 # What a loop does is told from a turn of so many seconds on: before, it is over when it is read.
-SHOWN_S = 0.05
+SHOWN_S = 0.01
 # More tasks of a loop are counted, not shown: the loops wait for this thread meanwhile.
 TASKS_MAX = 1000
 # How many frames of a stack are shown, the innermost ones.
@@ -58,8 +58,8 @@ def reports_text() -> str:
     return json.dumps(reports())
 
 
-def parsed(text: str) -> list[Report]:
-    """Return the reports of another process; none if they are not understood.
+def parsed(text: str) -> list[Report] | None:
+    """Return the reports of another process; None if they are not understood.
 
     Its version may be another, and a long answer is cut.
     """
@@ -74,8 +74,8 @@ def parsed(text: str) -> list[Report]:
             }
             for one in json.loads(text)
         ]
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return []
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None
 
 
 def named_loops() -> list[tuple[str, BaseLoop]]:
@@ -136,9 +136,17 @@ def stacks() -> str:
         tasks = asyncio.all_tasks(loop)
         lines.append(f"\nloop {name}: {len(tasks)} tasks\n")
         for task in list(tasks)[:TASKS_MAX]:
-            lines.append(f"\ntask {task.get_name()}\n")
+            lines.append(f"\ntask {_name_of_task(task)}\n")
             lines += traceback.format_list(list(_places_of(task)))
     return "".join(lines)
+
+
+def _name_of_task(task: asyncio.Task[object]) -> str:
+    try:
+        return task.get_name()
+    except BaseException as exc:
+        # The program's own classes of tasks can raise anything.
+        return f"unknown: {type(exc).__name__}"
 
 
 def _places_of(task: asyncio.Task[object]) -> Iterator[traceback.FrameSummary]:

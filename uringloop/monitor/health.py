@@ -19,7 +19,7 @@ from http import HTTPStatus
 
 from uringloop._loop import base_loop
 from uringloop.monitor import siblings
-from uringloop.monitor.health_pages import Own, Shared
+from uringloop.monitor.health_pages import OwnPages, ServicePages
 from uringloop.monitor.health_settings import (
     DEAD_AFTER_S,
     READY_AFTER_S,
@@ -64,9 +64,9 @@ class Health(Server):
         except OSError:
             self.close()
             raise
-        self.listeners[own] = Own()
+        self.listeners[own] = OwnPages(limits)
         self.others = siblings.Siblings(group, own.getsockname()[1:].decode())
-        self.shared = Shared(limits, self.others)
+        self.shared = ServicePages(limits, self.others)
         self._serve_public()
 
     def close(self) -> None:
@@ -191,7 +191,8 @@ def serve(
     undone.
 
     Returns the address, with the number of the port if it was 0; None if that fails, and the logger
-    `uringloop` has a warning with the reason. Raises ValueError for an argument out of range.
+    `uringloop` has a warning with the reason. An address that another program has is taken when it
+    is free; a warning says so. Raises ValueError for an argument out of range.
     """
     place = Place(address)
     limits = Limits(dead_after, ready_after, stacks=stacks, watchdog=watchdog)

@@ -17,29 +17,30 @@ from uringloop.monitor.answers import Report
 from uringloop.monitor.health_settings import Limits
 from uringloop.monitor.over_http import Page, Pages
 from uringloop.monitor.serving import peer_of
-from uringloop.monitor.siblings import Siblings, Told
+from uringloop.monitor.siblings import Replies, Siblings
+
+FORBIDDEN = b"HTTP/1.0 403 Forbidden\r\n\r\n"
 
 
-class Own(Pages):
+class OwnPages(Pages):
     """What a process tells its siblings: about itself."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            {
-                "/loops": lambda: Page(answers.reports_text()),
-                "/metrics": lambda: Page(answers.metrics()),
-                "/stacks": lambda: Page(answers.stacks()),
-            }
-        )
+    def __init__(self, limits: Limits) -> None:
+        pages: dict[str, Callable[[], Page]] = {
+            "/loops": lambda: Page(answers.reports_text()),
+            "/metrics": lambda: Page(answers.metrics()),
+        }
+        stacks = {"/stacks": lambda: Page(answers.stacks())}
+        super().__init__({**pages, **stacks} if limits.stacks else pages)
         # A service may give up its user later; its siblings have done so already, or have not.
         self.user = os.geteuid()
 
     def refusal_of(self, sock: socket.socket) -> bytes | None:
         _, user = peer_of(sock)
-        return None if user in (0, self.user, os.geteuid()) else b""
+        return None if user in (0, self.user, os.geteuid()) else FORBIDDEN
 
 
-class Shared(Pages):
+class ServicePages(Pages):
     """The pages about all processes."""
 
     def __init__(self, limits: Limits, others: Siblings) -> None:
@@ -54,60 +55,69 @@ class Shared(Pages):
 
     def live(self) -> Page:
         """Answer 503 if a loop has been in one turn for too long."""
-        found, told = self._reports()
-        return _page(_longest(found, told) < self.limits.dead_after, found, told)
+        found, replies = self._reports()
+        return _page(_longest(found, replies) < self.limits.dead_after, found, replies)
 
     def ready(self) -> Page:
         """Answer 503 if a loop has been in one turn for too long, or if no loop runs."""
-        found, told = self._reports()
-        runs = bool(told.silent) or any(one["running"] for one in found)
-        return _page(runs and _longest(found, told) < self.limits.ready_after, found, told)
+        found, replies = self._reports()
+        runs = bool(replies.silent) or any(one["running"] for one in found)
+        return _page(runs and _longest(found, replies) < self.limits.ready_after, found, replies)
 
     def metrics(self) -> Page:
-        told = self.others.ask("/metrics")
+        replies = self.others.ask("/metrics")
         silent = prometheus.gauge(
             "uringloop_silent_seconds",
             "Time for which a process of the service has not answered.",
-            dict(told.silent),
+            dict(replies.silent),
         )
-        texts = [answers.metrics(), *told.texts, silent]
+        texts = [answers.metrics(), *(text for _, text in replies.texts), silent]
         return Page(prometheus.merged(texts), kind=prometheus.CONTENT_TYPE)
 
     def stacks(self) -> Page:
-        told = self.others.ask("/stacks")
-        return Page("\n".join([answers.stacks(), *told.texts, *_lines(told)]))
+        replies = self.others.ask("/stacks")
+        return Page(
+            "\n".join([answers.stacks(), *(text for _, text in replies.texts), *_lines(replies)])
+        )
 
-    def _reports(self) -> tuple[list[Report], Told]:
-        """Return the reports of all loops, and what the other processes have told."""
-        told = self.others.ask("/loops")
+    def _reports(self) -> tuple[list[Report], Replies]:
+        """Return the reports of all loops, and what the other processes have replies."""
+        replies = self.others.ask("/loops")
         found = answers.reports()
-        for text in told.texts:
-            found += answers.parsed(text)
-        return found, told
+        for pid, text in replies.texts:
+            parsed = answers.parsed(text)
+            if parsed is None:
+                replies.failed.append(pid)
+            else:
+                found += parsed
+        return found, replies
 
 
-def _longest(found: list[Report], told: Told) -> float:
+def _longest(found: list[Report], replies: Replies) -> float:
     """Return for how many seconds the worst loop has been in one turn."""
-    silent = [seconds for _, seconds in told.silent]
+    silent = [seconds for _, seconds in replies.silent]
     return max([0.0, *silent, *[report["busy"] for report in found]])
 
 
-def _page(is_well: bool, found: list[Report], told: Told) -> Page:
+def _page(is_well: bool, found: list[Report], replies: Replies) -> Page:
     status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
-    lines = [*map(_line, found), *_lines(told)] or ["no loop"]
+    lines = [*map(_line, found), *_lines(replies)] or ["no loop"]
     return Page("\n".join(lines) + "\n", status)
 
 
 def _line(report: Report) -> str:
     state = "asleep" if report["running"] else "not running"
     if report["busy"]:
-        state = f"busy for {report['busy']:.2f} s, {report['doing']}"
+        state = ", ".join(filter(None, (f"busy for {report['busy']:.2f} s", report["doing"])))
     return f"process {report['pid']}, loop {report['loop']}: {state}"
 
 
-def _lines(told: Told) -> list[str]:
-    """Return a line for each process that has not told."""
+def _lines(replies: Replies) -> list[str]:
+    """Return a line for each process that has not replies."""
     return [
-        *(f"process {pid}: has not answered for {seconds:.2f} s" for pid, seconds in told.silent),
-        *(f"process {pid}: cannot tell" for pid in told.failed),
+        *(
+            f"process {pid}: has not answered for {seconds:.2f} s"
+            for pid, seconds in replies.silent
+        ),
+        *(f"process {pid}: cannot answer" for pid in replies.failed),
     ]

@@ -21,12 +21,15 @@ NO_ADDRESS = (
     "[::1]:9100, or unix:/path"
 )
 PORT_MAX = 65535
-# What the kernel keeps of an answer that the client does not read; an answer is bounded otherwise.
+# What the kernel keeps of an answer that a client does not read; the server bounds the rest.
 SEND_BUFFER_BYTES = 65536
 
 
 class Place:
-    """An address: of a host and a port, or, if it begins with `unix:`, the path of a socket."""
+    """An address: of a host and a port, or, if it begins with `unix:`, the path of a socket.
+
+    listen() puts the number of the port in the place of 0.
+    """
 
     def __init__(self, text: str) -> None:
         """Parse *text*. Raises ValueError if it is no address."""
@@ -85,9 +88,7 @@ class Place:
 
     def is_taken(self, exc: OSError) -> bool:
         """Return whether listen() has failed because a process listens there."""
-        if self.path:
-            return isinstance(exc, FileExistsError) and socket_paths.has_listener(self.path)
-        return exc.errno == errno.EADDRINUSE
+        return isinstance(exc, socket_paths.PathInUse) or exc.errno == errno.EADDRINUSE
 
 
 class Limits:

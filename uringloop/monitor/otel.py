@@ -134,6 +134,7 @@ def quantile_of(counts: list[int], share: float) -> float:
 
 # The providers that have the instruments: a program and a tool may both ask for them.
 SERVED: weakref.WeakSet[Any] = weakref.WeakSet()
+SERVED_LOCK = threading.Lock()
 
 
 def opentelemetry(meter_provider: Any = None) -> None:
@@ -146,8 +147,10 @@ def opentelemetry(meter_provider: Any = None) -> None:
     from opentelemetry import metrics
 
     provider = meter_provider or metrics.get_meter_provider()
-    if provider not in SERVED:
+    with SERVED_LOCK:
+        is_new = provider not in SERVED
         SERVED.add(provider)
+    if is_new:
         _register(metrics.get_meter("uringloop", meter_provider=provider), Observer())
 
 

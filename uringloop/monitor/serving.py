@@ -1,8 +1,9 @@
 """Serves clients in a thread of its own, for the monitor and for health over HTTP.
 
 The thread is independent of the loops, so it answers while a loop is blocked. It sleeps while no
-client wants anything, and takes at most a tenth of a processor from the loops, however many clients
-there are and whatever they send.
+client wants anything and nothing is to be done from time to time. It takes a tenth of a processor
+from the loops at most, however many clients there are and whatever they send, unless a single
+answer takes more than 0.03 s of it.
 
 A connection is in one state:
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import logging
 import os
 import select
@@ -42,10 +44,10 @@ BURST_S = 0.1
 # The most that it pays back at a time, so that a probe is not kept waiting after a flood.
 DEBT_S = 0.03
 # Bytes of answers that clients have not read, of all together: the oldest such client is closed.
-UNSENT_BYTES_MAX = 250_000
+UNSENT_BYTES_MAX = 600_000
 # New clients in one round: the loops run in the pause after it.
 ACCEPTS_PER_ROUND = 8
-# The longest work of one round, for the same reason; the others wait for the next round.
+# After so much work the other clients wait for the next round, for the same reason.
 ROUND_S = 0.0005
 # Bytes that are read at once.
 READ_BYTES = 4096
@@ -206,10 +208,13 @@ class Server:
         self.next_tick = time.monotonic() + (tick_s or 0)
         self.ending = False
         self.ended = threading.Event()
+        # A descriptor that is given up for a client when no other is left.
+        self.spare: int | None = None
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread. Raises RuntimeError if that is not possible; call `close` then."""
+        self._keep_spare()
         self.thread.start()
 
     def tick(self) -> None:
@@ -233,6 +238,9 @@ class Server:
             sock.close()
         self.listeners.clear()
         self.disconnect_all()
+        spare, self.spare = self.spare, None
+        if spare is not None:
+            os.close(spare)
 
     def disconnect_all(self) -> None:
         """Close all connections."""
@@ -260,11 +268,13 @@ class Server:
             # A method of the program's own classes, or of a log handler, can raise anything. The
             # end of this thread would look like the end of the process.
             if not self.ending:
-                logger.exception("%s goes on after an error", self.name)
                 self.disconnect_all()
+                with contextlib.suppress(BaseException):
+                    logger.exception("%s goes on after an error", self.name)
 
     def _round(self) -> None:
         """Wait for a client or a timeout, and serve those that are ready once."""
+        self._keep_spare()
         ready = self._wait()
         now = time.monotonic()
         latest = now + ROUND_S
@@ -273,6 +283,7 @@ class Server:
                 self.clients.pop(fd).sock.close()
             if time.monotonic() > latest:
                 break
+        self._limit_unsent()
         for fd, client in list(self.clients.items()):
             if client.deadline <= now:
                 self.clients.pop(fd).sock.close()
@@ -284,7 +295,7 @@ class Server:
             self.tick()
 
     def _wait(self) -> list[int]:
-        """Return the descriptors that are ready, those of the connections first."""
+        """Return the descriptors that are ready."""
         poll = select.poll()
         for sock in self.listeners:
             poll.register(sock, select.POLLIN)
@@ -297,16 +308,39 @@ class Server:
         return [fd for fd, _ in poll.poll(delay)]
 
     def _accept(self, listener: socket.socket, service: Service, latest: float) -> None:
-        # Fails if the client has disconnected, or if no descriptor is left: then the next round
-        # tries again.
+        # One at least: beside a loop that computes a single system call may take longer.
+        for _ in range(ACCEPTS_PER_ROUND):
+            sock = self._accepted(listener)
+            if sock is None:
+                return
+            self._admit(sock, service)
+            if self.ending or time.monotonic() > latest:
+                return
+
+    def _accepted(self, listener: socket.socket) -> socket.socket | None:
+        """Return the socket of the next client, or None if there is none."""
+        try:
+            return listener.accept()[0]
+        except OSError as exc:
+            if exc.errno not in (errno.EMFILE, errno.ENFILE) or self.spare is None:
+                return None
+        # No descriptor is left, though the loops may be well: use the one that is kept for this.
+        os.close(self.spare)
+        self.spare = None
         with contextlib.suppress(OSError):
-            for _ in range(ACCEPTS_PER_ROUND):
-                if self.ending or time.monotonic() > latest:
-                    return
-                self._admit(listener.accept()[0], service)
+            return listener.accept()[0]
+        return None
+
+    def _keep_spare(self) -> None:
+        if self.spare is None:
+            with contextlib.suppress(OSError):
+                self.spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _admit(self, sock: socket.socket, service: Service) -> None:
         """Make a connection of the new client, and read what it has sent already."""
+        if sock.gettimeout() is not None:
+            # The program's default: Python would wait for so long, whatever a call says.
+            sock.settimeout(None)
         client = Connection(service, sock)
         refusal = service.refusal_of(sock)
         if refusal is None and self._count(service) >= service.clients_max:

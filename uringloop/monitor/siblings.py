@@ -83,9 +83,9 @@ class Question:
         """Ask for *path*. Raises OSError if the process does not listen, or is not of *user*."""
         self.asked = time.monotonic()
         self.received = b""
-        self.sock = socket.socket(socket.AF_UNIX)
+        # A system call less than setblocking().
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            self.sock.setblocking(False)
             self.sock.connect(f"\0{name}")
             # Its user when it began to listen.
             pid, found = peer_of(self.sock)
@@ -107,22 +107,24 @@ class Question:
         except BlockingIOError:
             return False
         except OSError:
-            # The process has ended in the middle of its answer.
-            self.received = b""
+            # The process has ended, or has refused without reading.
+            return True
         return True
 
     def text(self) -> str | None:
         """Return the text of a whole answer; None if the process could not answer."""
         head, end, body = self.received.partition(b"\r\n\r\n")
-        if not end or head.split(b" ", 2)[1:2] != [b"200"]:
+        length = re.search(rb"\r\nContent-Length: ([0-9]+)", head)
+        is_whole = length is not None and int(length[1]) == len(body)
+        if not (end and is_whole) or head.split(b" ", 2)[1:2] != [b"200"]:
             return None
         return body.decode("utf-8", "replace")
 
 
-class Told(NamedTuple):
-    """What the other processes have told."""
+class Replies(NamedTuple):
+    """What the other processes have answered."""
 
-    texts: list[str]
+    texts: list[tuple[int, str]]  # processes, and their answers
     silent: list[tuple[int, float]]  # processes that have not answered, and for how many seconds
     failed: list[int]  # processes that could not be asked, or could not answer
 
@@ -141,6 +143,7 @@ class Siblings:
         self.found: list[str] = []
         self.found_at = 0.0
         self.known: set[str] = set()
+        self.foreign: set[str] = set()
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -156,44 +159,47 @@ class Siblings:
             with contextlib.suppress(OSError):
                 self.found = [name for name in names_of(self.group) if name != self.own]
                 self.found.sort(key=lambda name: name not in self.known)
+                self.foreign.intersection_update(self.found)
             self.found_at = now
-        return self.found[:SIBLINGS_MAX]
+        return [name for name in self.found if name not in self.foreign][:SIBLINGS_MAX]
 
-    def ask(self, path: str) -> Told:
+    def ask(self, path: str) -> Replies:
         """Ask all processes for *path*."""
         names = self.names()
         for name, question in list(self.silent.items()):
             if name not in names or question.has_ended():
                 self.silent.pop(name).sock.close()
-        told = Told([], [], [])
-        asked = self._send([name for name in names if name not in self.silent], path, told)
-        _receive(asked, told)
+        replies = Replies([], [], [])
+        deadline = time.monotonic() + WAIT_S
+        asked = self._send([name for name in names if name not in self.silent], path, replies)
+        _receive(asked, deadline, replies)
         self.silent.update(asked)
         now = time.monotonic()
         for name, question in self.silent.items():
-            told.silent.append((process_of(name), now - question.asked))
-        return told
+            replies.silent.append((process_of(name), now - question.asked))
+        return replies
 
-    def _send(self, names: list[str], path: str, told: Told) -> dict[str, Question]:
+    def _send(self, names: list[str], path: str, replies: Replies) -> dict[str, Question]:
         """Return the questions that could be sent, by name."""
         asked: dict[str, Question] = {}
         for name in names:
             try:
                 asked[name] = Question(name, path, self.user)
-            except (ConnectionRefusedError, PermissionError):
-                # The process has ended, or the name is another user's.
+            except ConnectionRefusedError:
+                # The process has ended.
                 continue
+            except PermissionError:
+                self.foreign.add(name)
             except OSError:
                 # No descriptor is left here, or no room there.
                 if name in self.known:
-                    told.failed.append(process_of(name))
+                    replies.failed.append(process_of(name))
         self.known = self.known.intersection(self.found).union(asked)
         return asked
 
 
-def _receive(asked: dict[str, Question], told: Told) -> None:
+def _receive(asked: dict[str, Question], deadline: float, replies: Replies) -> None:
     """Receive the answers that arrive in time, and remove their questions."""
-    deadline = time.monotonic() + WAIT_S
     while asked:
         poll = select.poll()
         for question in asked.values():
@@ -205,6 +211,6 @@ def _receive(asked: dict[str, Question], told: Told) -> None:
             question.sock.close()
             text = question.text()
             if text is not None:
-                told.texts.append(text)
+                replies.texts.append((process_of(name), text))
             elif question.received:
-                told.failed.append(process_of(name))
+                replies.failed.append(process_of(name))

@@ -91,13 +91,17 @@ def task_of(loop: asyncio.AbstractEventLoop) -> TaskInfo | None:
     return {"name": task.get_name(), "coroutine": name}
 
 
+def is_run_forever(frame: FrameType) -> bool:
+    """Return whether *frame* is the loop's own: those within it are the program's."""
+    code = frame.f_code
+    return code.co_name == "run_forever" and code.co_filename == RUN_FOREVER_FILE
+
+
 def _place(frame: FrameType | None) -> Place | None:
     """Return the place that *frame* executes; None if it is the loop's own code."""
-    if frame is None:
+    if frame is None or is_run_forever(frame):
         return None
     code = frame.f_code
-    if code.co_name == "run_forever" and code.co_filename == RUN_FOREVER_FILE:
-        return None
     return {
         "function": code.co_qualname,
         "file": code.co_filename,

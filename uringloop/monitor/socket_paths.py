@@ -1,4 +1,4 @@
-"""The sockets of monitors: in which private directories they are, and how one is made.
+"""UNIX sockets of this process: in which private directories they are, and how one is made.
 
 The monitor and its client use the same rules, so that `top` finds a process by its number.
 """
@@ -14,6 +14,10 @@ from collections.abc import Mapping
 
 # Clients that are connected at once; few people watch a process at the same time.
 CLIENTS_MAX = 8
+
+
+class PathInUse(FileExistsError):
+    """Another process listens at a path."""
 
 
 def is_private(folder: str, user: int) -> bool:
@@ -88,7 +92,7 @@ def listen(path: str, backlog: int = CLIENTS_MAX) -> socket.socket:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(f"{path} exists and is not a socket")
         if has_listener(path):
-            raise FileExistsError(f"another process listens at {path}")
+            raise PathInUse(f"another process listens at {path}")
     temporary = f"{path}.{os.getpid()}"
     sock = socket.socket(socket.AF_UNIX)
     try:

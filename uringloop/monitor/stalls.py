@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import signal
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from uringloop._cpython import gil
 from uringloop._turn.stats import STALL_MS, turn_of, watch_stalls
-from uringloop.monitor.snapshots import RUN_FOREVER_FILE, task_of
+from uringloop.monitor.snapshots import is_run_forever, task_of
 
 if TYPE_CHECKING:
     from uringloop._loop.base_loop import BaseLoop
@@ -158,24 +159,31 @@ def _call_back(
         try:
             callback(age_s, stack, task)
         except BaseException:
-            # SystemExit would end this thread, and nobody would be told of other stalls.
-            logger.exception("a callback of on_stall() has failed: %r", callback)
+            # SystemExit would end this thread, and nobody would be told of other stalls. A log
+            # handler can raise anything as well, and so can the callback's repr().
+            with contextlib.suppress(BaseException):
+                logger.exception("a callback of on_stall() has failed: %r", callback)
 
 
 def stack_of(thread: int) -> traceback.StackSummary:
-    """Return the frames of *thread* within its loop, innermost last."""
+    """Return the frames of *thread* within its loop, innermost last.
+
+    In a deep stack some are left out after the outermost one, the callback's.
+    """
     frame: FrameType | None = sys._current_frames().get(thread)
     places = traceback.StackSummary()
-    while frame is not None and len(places) < FRAMES_MAX:
+    while frame is not None and not is_run_forever(frame):
+        outer = frame.f_back
+        if len(places) >= FRAMES_MAX and not (outer is None or is_run_forever(outer)):
+            frame = outer
+            continue
         code = frame.f_code
-        if code.co_name == "run_forever" and code.co_filename == RUN_FOREVER_FILE:
-            break
         # Read source lines later: a frame kept alive until then would keep its variables alive.
         place = traceback.FrameSummary(
             code.co_filename, frame.f_lineno, code.co_name, lookup_line=False
         )
         places.append(place)
-        frame = frame.f_back
+        frame = outer
     places.reverse()
     return places
 
@@ -210,9 +218,13 @@ class Checker:
         for one in list(self.loops):
             try:
                 delay = one.check(late_s)
-            except Exception:
-                # The program's own classes of loops and tasks can raise anything.
-                logger.exception("stalls of a loop are no longer logged, because a check failed")
+            except BaseException:
+                # The program's own classes of loops and tasks, and log handlers, can raise
+                # anything.
+                with contextlib.suppress(BaseException):
+                    logger.exception(
+                        "stalls of a loop are no longer logged, because a check failed"
+                    )
                 one.failed = True
                 delay = None
             if delay is not None:
@@ -252,7 +264,7 @@ def watch_for_callbacks(loop: BaseLoop) -> None:
     """Call the callbacks of *loop* from its stall_ms on, or else from 100 ms."""
     with _State.lock:
         watched = _State.checker.loops if _State.checker is not None else []
-        if any(one.loop() is loop for one in watched):
+        if any(one.loop() is loop and not one.failed for one in watched):
             return
         watch_stalls(loop, STALL_MS)
         _add(WatchedLoop(loop, STALL_MS, logs=False))
