@@ -71,7 +71,7 @@ def test_probes_of_kubernetes_end_a_worker_that_hangs_and_no_busy_one(tmp_path: 
     needs_elsewhere("uvicorn")
     yaml = pytest.importorskip("yaml")
     health, port = unused_port(), unused_port()
-    replaced = [("0.0.0.0:9100", f"127.0.0.1:{health}"), ("=2", "=0.5"), ("=30", "=4")]
+    replaced = [("0.0.0.0:9100", f"127.0.0.1:{health}"), ("=2", "=0.5"), ("=30", "=3")]
     container = yaml.safe_load(recipe("Kubernetes", "yaml", *replaced))
     (variable,) = container["env"]
     (named,) = container["ports"]
@@ -90,7 +90,7 @@ def test_probes_of_kubernetes_end_a_worker_that_hangs_and_no_busy_one(tmp_path: 
         wait_until(lambda: probe("startupProbe"))
         wait_until(lambda: get(health, "/ready")[1].count("\n") == 2)
         assert probe("livenessProbe")
-        block(port, 2.5)
+        block(port, 2)
         wait_until(lambda: not probe("readinessProbe"))
         assert probe("livenessProbe")
         assert "busy for" in get(health, "/ready")[1]
