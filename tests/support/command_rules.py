@@ -64,7 +64,7 @@ PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
 # Programs of other packages: their options are checked if they are installed.
 PROGRAMS = {
     *("cxfreeze", "dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter"),
-    *("nuitka", "opentelemetry-instrument", "pex", "pyinstaller", "sanic", "shiv", "uvicorn"),
+    *("nuitka", "pex", "pyinstaller", "sanic", "shiv", "uvicorn"),
 }
 
 # The arguments that print all options of a program, if not `--help`.
@@ -341,6 +341,8 @@ CHECKS: dict[str, Callable[[Words, str], None]] = {
     "find": check_find,
     "make": check_make,
     "nox": check_nox,
+    # Runs another program.
+    "opentelemetry-instrument": lambda words, shown: check_program(words[0], words[1:], shown),
     "pip": check_pip,
     "pytest": lambda words, shown: check_pytest(words),
     "python": check_python,
