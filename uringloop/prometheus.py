@@ -55,7 +55,7 @@ def merged(texts: Iterable[str]) -> str:
 
 def gauge(metric: str, help_text: str, values: Mapping[int, float]) -> str:
     """Return the text of a gauge with a value for each process; empty if there is none."""
-    lines = [f'{metric}{{pid="{pid}"}} {value}' for pid, value in values.items()]
+    lines = [f"{metric}{_labels({'pid': str(pid)})} {value}" for pid, value in values.items()]
     return "\n".join([*_head(metric, help_text, "gauge"), *lines, ""]) if lines else ""
 
 

@@ -13,22 +13,13 @@ from typing import NamedTuple
 
 import uringloop
 from support.roles import PATIENCE, running_in_thread
-from support.watched import Program, program
+from support.watched import ASLEEP, Program, program
 from uringloop import monitor
 from uringloop.monitor import health
 
 LOCAL = "127.0.0.1:0"
 # Longer than any test.
 LONG_S = 1000.0
-
-ASLEEP = """
-async def main():
-    loop = asyncio.get_running_loop()
-    loop.call_soon(ready)
-    await loop.run_in_executor(None, go)
-
-uringloop.run(main())
-"""
 
 
 # ── clients ──────────────────────────────────────────────────────────────────────────────────

@@ -47,6 +47,15 @@ loop.run_forever()
 loop.close()
 """
 
+ASLEEP = """
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.call_soon(ready)
+    await loop.run_in_executor(None, go)
+
+uringloop.run(main())
+"""
+
 # Runs top with warnings, also those about unclosed resources, as errors.
 STRICT = ("-Werror", "-Xdev", "-m", "uringloop.top")
 

@@ -1495,16 +1495,19 @@ def test_task_without_a_name_is_told_as_unknown() -> None:
     assert is_served(address)
 
 
-def test_thread_goes_on_after_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    address = serve()
+def goes_on_after_an_error(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(over_http.Pages, "answer", lambda *_: int("no number"))
         with connected(address) as sock, contextlib.suppress(ConnectionResetError):
             sock.sendall(b"GET /live HTTP/1.0\r\n\r\n")
             assert sock.recv(100) == b""
     assert is_served(address)
+
+
+def test_thread_goes_on_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on_after_an_error(serve(), monkeypatch)
     assert [one.getMessage() for one in caplog.records] == [
         "uringloop-health goes on after an error"
     ]
@@ -1734,13 +1737,7 @@ def refusing() -> Iterator[None]:
 def test_log_handler_that_raises_does_not_end_the_thread(
     refusing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = serve()
-    with monkeypatch.context() as patched:
-        patched.setattr(over_http.Pages, "answer", lambda *_: int("no number"))
-        with connected(address) as sock, contextlib.suppress(ConnectionResetError):
-            sock.sendall(b"GET /live HTTP/1.0\r\n\r\n")
-            assert sock.recv(100) == b""
-    assert is_served(address)
+    goes_on_after_an_error(serve(), monkeypatch)
 
 
 def test_default_timeout_of_sockets_does_not_hold_the_thread(

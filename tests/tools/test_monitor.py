@@ -18,7 +18,16 @@ from pathlib import Path
 import pytest
 from support.loops import backend
 from support.roles import wait_until
-from support.watched import BLOCKED, connected, monitored, place, program, reply_of, snapshot_of
+from support.watched import (
+    ASLEEP,
+    BLOCKED,
+    connected,
+    monitored,
+    place,
+    program,
+    reply_of,
+    snapshot_of,
+)
 
 import uringloop
 from uringloop import monitor
@@ -28,15 +37,6 @@ from uringloop.monitor import socket_paths
 
 # The fixtures are found by their names here.
 __all__ = ["monitored", "place"]
-
-ASLEEP = """
-async def main():
-    loop = asyncio.get_running_loop()
-    loop.call_soon(ready)
-    await loop.run_in_executor(None, go)
-
-uringloop.run(main())
-"""
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
