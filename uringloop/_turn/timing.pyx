@@ -9,7 +9,7 @@ what is left of all time without the sleeps: these are added when they end, by t
 
 The system call that sleeps submits operations first, and the kernel carries out many of them there:
 half of the processor time of an echo. That is work, too. The system call that reads it takes 2 % of
-an echo, twice: so it is measured in each sleep that follows a long one, and in one of each 64
+an echo, twice: so it is measured in each sleep that follows a long one, and in one of each 16
 others, which is chosen at random and stands for all.
 """
 
@@ -50,10 +50,10 @@ note_bounds()
 
 
 cdef enum:
-    # After a sleep of that length the measurement takes less than 0.4 % of the time.
-    LONG_SLEEP_NS = 100_000
-    # Of each block of 2**6 other sleeps one is measured, at any place in it.
-    BLOCK_BITS = 6
+    # After a sleep of that length the measurement takes less than 0.1 % of the time.
+    LONG_SLEEP_NS = 1_000_000
+    # Of each block of 2**4 other sleeps one is measured, at any place in it.
+    BLOCK_BITS = 4
 
 
 cdef bint is_chosen(Times *times) noexcept:
