@@ -267,6 +267,9 @@ async def joined(CallLock lock, list parts):
     if len(parts) == 1:
         return parts.pop()
     for part in parts:
+        # In a line of many parts each may be far away from the others: a cache miss, or worse.
+        if lock.is_spent():
+            await lock.pause()
         total += len(part)
         if is_text:
             widest = max(widest, PyUnicode_MAX_CHAR_VALUE(part))
@@ -280,7 +283,8 @@ async def joined(CallLock lock, list parts):
         part = parts.pop()
         size = len(part)
         end -= size
-        for start in range(0, size, SLICE_BYTES):
+        start = 0
+        while start < size:
             if lock.is_spent():
                 try:
                     await lock.pause()
@@ -295,6 +299,7 @@ async def joined(CallLock lock, list parts):
                 memcpy(
                     PyBytes_AS_STRING(whole) + end + start, PyBytes_AS_STRING(part) + start,
                     min(size - start, <Py_ssize_t>SLICE_BYTES))
+            start += SLICE_BYTES
     return whole
 
 
