@@ -364,7 +364,9 @@ TSAN_TESTS = (
     "tests/net/test_adopting.py",
     "tests/net/test_resolver.py",
     "tests/net/test_slow_names.py",
+    "tests/tools/test_health.py",
     "tests/tools/test_monitor.py",
+    "tests/tools/test_stalls.py",
     "tests/project/test_threads_table.py",
 )
 
