@@ -68,7 +68,7 @@ def raw(address: str, request: bytes) -> bytes:
 
 def reply_of(received: bytes) -> Reply:
     head, _, body = received.partition(b"\r\n\r\n")
-    line, *fields = head.decode().split("\r\n")
+    line, *fields = head.decode("latin-1").split("\r\n")
     status = int(line.split()[1]) if line.startswith("HTTP/") else 0
     return Reply(status, dict(field.split(": ", 1) for field in fields), body.decode())
 
