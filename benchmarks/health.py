@@ -111,7 +111,8 @@ async def serve(address: str) -> str:
     echo = await loop.create_server(Echo, "127.0.0.1", 0)
     own = await asyncio.start_server(answer, "127.0.0.1", 0)
     ports = [one.sockets[0].getsockname()[1] for one in (echo, own)]
-    served = monitor.serve(address) if address else monitor.stop_serving()
+    monitor.stop_serving()
+    served = monitor.serve(address) if address else ""
     print(*ports, served or "", flush=True)
     lateness: Lateness | None = None
     lines: asyncio.Queue[str] = asyncio.Queue()
