@@ -87,6 +87,26 @@ def wait_for_ticks(count: int = 4) -> None:
         wait_until(lambda last=last: server().next_tick > last)  # type: ignore[misc]
 
 
+def sleeps() -> int:
+    """Return how often the thread has slept."""
+    status = Path(f"/proc/self/task/{server().thread.native_id}/status").read_text()
+    return int(re.findall(r"^voluntary_ctxt_switches:\s(\d+)$", status, re.MULTILINE)[0])
+
+
+@pytest.mark.parametrize("place", [LOCAL, "unix"])
+def test_thread_wakes_without_clients_only_where_the_place_may_be_lost(
+    place: str, tmp_path: Path, quick: None
+) -> None:
+    has_port = place == LOCAL
+    serve(place if has_port else f"unix:{tmp_path / 'health'}")
+    # The first round may take a while.
+    wait_until(lambda: sleeps() > 0)
+    time.sleep(0.05)
+    before = sleeps()
+    time.sleep(0.2)
+    assert (sleeps() == before) == has_port
+
+
 def name_in(address: str) -> str:
     """Return a name that a sibling at *address* may have."""
     return f"{siblings.group_of(address)}1.{'0' * 16}"

@@ -138,6 +138,9 @@ class Health(Server):
         """Serve clients at the place, if this process has it."""
         if self.public is not None:
             self.listeners[self.public] = self.shared
+            if self.file is None and self.watchdog is None:
+                # Nobody can take the address from this process, and there is nobody to tell.
+                self.tick_s = None
             if self.place.is_public():
                 self._warn("other machines can reach it: let only those that should")
 
