@@ -102,7 +102,10 @@ ROWS = (
         ("__init__", "threads", "tls", "policy", "fs", "tempfile", "prometheus"),
         "public modules",
     ),
-    (("streams", "testing", "monitor", "files"), "streams, loops for tests, the monitor, files"),
+    (
+        ("sockets", "streams", "testing", "monitor", "files"),
+        "sockets, streams, loops for tests, the monitor, files",
+    ),
     (("loop",), "class Loop"),
     (("_loop",), "running, tasks, threads, signals"),
     (("_net", "_process"), "connections, processes"),

@@ -38,6 +38,7 @@ SUBMODULES = (
     "monitor",
     "prometheus",
     "pytest_plugin",
+    "sockets",
     "streams",
     "tempfile",
     "tls",

@@ -8,7 +8,7 @@ import os
 import select
 import socket
 import ssl as ssl_module
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any, Literal, TypeVar, TypeVarTuple
 
 from uringloop._cpython import stdlib
@@ -27,6 +27,16 @@ from uringloop._net import (
 )
 from uringloop._net.datagram_transport import make_datagram
 from uringloop._net.resolver import AddressInfo
+from uringloop._net.socket_events import Event, found_now, mask_of
+from uringloop._net.socket_messages import (
+    Ancillary,
+    ReceivedFds,
+    fds_in,
+    mask_for,
+    message_of,
+    repeatable,
+    space_for,
+)
 from uringloop._net.stream_transport import StreamTransport
 from uringloop._process import subprocesses
 from uringloop._tls import upgrade
@@ -520,6 +530,71 @@ class Loop(BaseLoop):
         self._check_sock(sock)
         result: int = await sock_calls.when_writable(self, sock, "sendto", data, address)
         return result
+
+    async def sock_recvmsg(
+        self, sock: socket.socket, bufsize: int, ancbufsize: int = 0, flags: int = 0
+    ) -> tuple[bytes, list[Ancillary], int, Any]:
+        """Receive as `socket.recvmsg` does. A cancelled call has received nothing."""
+        self._check_sock(sock)
+        result: tuple[bytes, list[Ancillary], int, Any] = await sock_calls.when_ready(
+            self, sock, mask_for(flags), "recvmsg", bufsize, ancbufsize, flags
+        )
+        return result
+
+    async def sock_recvmsg_into(
+        self, sock: socket.socket, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
+    ) -> tuple[int, list[Ancillary], int, Any]:
+        """Receive as `socket.recvmsg_into` does. A cancelled call has received nothing."""
+        self._check_sock(sock)
+        result: tuple[int, list[Ancillary], int, Any] = await sock_calls.when_ready(
+            self, sock, mask_for(flags), "recvmsg_into", repeatable(buffers), ancbufsize, flags
+        )
+        return result
+
+    async def sock_sendmsg(
+        self,
+        sock: socket.socket,
+        buffers: Iterable[Any],
+        ancdata: Iterable[Ancillary] = (),
+        flags: int = 0,
+        address: Any = None,
+    ) -> int:
+        """Send as `socket.sendmsg` does; return how many bytes were sent, perhaps not all."""
+        self._check_sock(sock)
+        arguments = (repeatable(buffers), repeatable(ancdata), flags, address)
+        sent: int = await sock_calls.when_writable(self, sock, "sendmsg", *arguments)
+        return sent
+
+    async def sock_send_fds(
+        self,
+        sock: socket.socket,
+        buffers: Iterable[Any],
+        fds: Sequence[int],
+        flags: int = 0,
+        address: Any = None,
+    ) -> int:
+        """Pass *fds* on as `socket.send_fds` does. They must stay open until this returns."""
+        return await self.sock_sendmsg(sock, buffers, message_of(fds), flags, address)
+
+    async def sock_recv_fds(
+        self, sock: socket.socket, bufsize: int, maxfds: int, flags: int = 0
+    ) -> ReceivedFds:
+        """Receive descriptors as `socket.recv_fds` does. A cancelled call has received none."""
+        data, ancdata, told, address = await self.sock_recvmsg(
+            sock, bufsize, space_for(maxfds), flags
+        )
+        return data, fds_in(ancdata), told, address
+
+    async def sock_wait(self, sock: socket.socket, events: int) -> Event:
+        """Wait until one of *events* holds, of `uringloop.sockets`; return those that hold.
+
+        HANGUP and ERROR are returned even if they were not asked for. Raises ValueError for no
+        event, or an unknown one.
+        """
+        mask = mask_of(events)
+        self._check_sock(sock)
+        found: Event = await sock_calls.when_found(self, sock, mask, found_now)
+        return found
 
     async def sock_accept(self, sock: socket.socket) -> tuple[socket.socket, Any]:
         self._check_sock(sock)

@@ -109,6 +109,7 @@ def test_an_import_loads_every_module_of_a_loop() -> None:
         "fs",
         "prometheus",
         "pytest_plugin",
+        "sockets",
         "tempfile",
         "threads",
         "tls",

@@ -1,7 +1,7 @@
 """The sock_* methods: socket calls on the program's own sockets."""
 
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from uringloop._turn.turn import LoopCore
@@ -18,6 +18,12 @@ def when_readable(
 def when_writable(
     loop: LoopCore, sock: socket.socket, method: str, *args: object
 ) -> Coroutine[Any, Any, Any]: ...
+def when_ready(
+    loop: LoopCore, sock: socket.socket, mask: int, method: str, *args: object
+) -> Coroutine[Any, Any, Any]: ...
+async def when_found(
+    loop: LoopCore, sock: socket.socket, mask: int, find: Callable[[int, int], Any]
+) -> Any: ...
 async def attempt(
     loop: LoopCore, sock: socket.socket, mask: int, method: str, args: tuple[object, ...]
 ) -> Any: ...

@@ -228,6 +228,11 @@ def when_writable(LoopCore loop not None, sock, method, *args):
     return attempt(loop, sock, POLLOUT, method, args)
 
 
+def when_ready(LoopCore loop not None, sock, unsigned int mask, method, *args):
+    """Return a coroutine that calls *method* of *sock* when a poll reports *mask*."""
+    return attempt(loop, sock, mask, method, args)
+
+
 async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
     cdef PollOnce waiter = None
     cdef double pause = PAUSE_MIN
@@ -238,8 +243,9 @@ async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
                 return getattr(sock, method)(*args)
             except (BlockingIOError, InterruptedError):
                 pass  # Wait below, outside of the handler.
-            if waiter is not None and mask == POLLOUT:
-                # The poll has reported room in the socket, but its receiver's queue is full.
+            if waiter is not None and mask != POLLIN:
+                # The poll has reported room in the socket, but its receiver's queue is full; or an
+                # error, but its queue of errors is empty.
                 await asyncio.sleep(pause)
                 pause = longer(pause)
             waiter = wait_for(loop, sock, mask, waiter)
@@ -328,6 +334,18 @@ cdef int family_of(object sock) except -1:
         if family == known:
             return known
     return AF_UNSPEC
+
+
+async def when_found(LoopCore loop not None, sock, unsigned int mask, find):
+    """Return what *find* returns for *sock* and *mask*, as soon as that is not 0."""
+    cdef PollOnce waiter = None
+    try:
+        while not (found := find(sock.fileno(), mask)):
+            waiter = wait_for(loop, sock, mask, waiter)
+            await waiter.future
+        return found
+    finally:
+        finish(waiter)
 
 
 async def writable(LoopCore loop not None, int fd):

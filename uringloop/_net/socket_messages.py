@@ -1,0 +1,54 @@
+"""Messages with ancillary data: their arguments, and the descriptors in them."""
+
+from __future__ import annotations
+
+import array
+import select
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+# A level, a type and the data, as in socket.recvmsg().
+Ancillary: TypeAlias = tuple[int, int, Any]
+# What recv_fds() returns: data, descriptors, flags and the sender's address.
+ReceivedFds: TypeAlias = tuple[bytes, list[int], int, Any]
+
+
+def mask_for(flags: Any) -> int:
+    """Return the events of poll(2) that a receive with *flags* waits for."""
+    if isinstance(flags, int):
+        if flags & socket.MSG_ERRQUEUE:
+            return select.POLLERR
+        if flags & socket.MSG_OOB:
+            return select.POLLPRI
+    return select.POLLIN
+
+
+def repeatable(items: Any) -> Any:
+    """Return *items* for several attempts, each of which iterates over them."""
+    try:
+        iterator = iter(items)
+    except TypeError:
+        # The socket's own method raises.
+        return items
+    return list(iterator) if iterator is items else items
+
+
+def message_of(fds: Sequence[int]) -> list[Ancillary]:
+    """Return the ancillary data that pass *fds* on."""
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+
+
+def space_for(count: int) -> int:
+    """Return the size of the ancillary data for *count* descriptors."""
+    return socket.CMSG_LEN(count * array.array("i").itemsize)
+
+
+def fds_in(ancillary: Iterable[Ancillary]) -> list[int]:
+    """Return the descriptors of received ancillary data, which the caller owns."""
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            # The last one may be cut off.
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)

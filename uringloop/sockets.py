@@ -1,0 +1,168 @@
+"""Messages with ancillary data, descriptors, and waits: the program's own sockets on any loop.
+
+On a uringloop.Loop each function calls the loop's method that has its name after `sock_`. On
+another loop it does the same, and waits by `add_reader()` for an epoll instance of its own, so that
+a reader or a writer that the program has for the socket stays.
+
+Each call tries the system call first, and waits only if the socket is not ready. So a cancelled
+call has received nothing: bytes, messages and descriptors are in the socket for the next call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from uringloop._net.argument_checks import check_nonblocking, check_socket
+from uringloop._net.socket_events import Event, found_now, mask_of
+from uringloop._net.socket_messages import (
+    Ancillary,
+    ReceivedFds,
+    fds_in,
+    mask_for,
+    message_of,
+    repeatable,
+    space_for,
+)
+
+READ, WRITE, HANGUP, ERROR = Event.READ, Event.WRITE, Event.HANGUP, Event.ERROR
+
+Loop = asyncio.AbstractEventLoop
+
+# Seconds before another attempt on a socket that a poll reports as ready although the call finds
+# that it is not: a poll does not know whether the receiver's queue is full.
+PAUSE_MIN, PAUSE_MAX = 0.001, 0.05
+
+
+async def recvmsg(
+    loop: Loop, sock: socket.socket, bufsize: int, ancbufsize: int = 0, flags: int = 0
+) -> tuple[bytes, list[Ancillary], int, Any]:
+    """Receive as `socket.recvmsg` does: data, ancillary data, flags and the sender's address."""
+    own = _own(loop, "sock_recvmsg")
+    arguments = (bufsize, ancbufsize, flags)
+    result: tuple[bytes, list[Ancillary], int, Any] = await (
+        own(sock, *arguments)
+        if own is not None
+        else _attempt(loop, sock, mask_for(flags), "recvmsg", *arguments)
+    )
+    return result
+
+
+async def recvmsg_into(
+    loop: Loop, sock: socket.socket, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
+) -> tuple[int, list[Ancillary], int, Any]:
+    """Receive into *buffers* as `socket.recvmsg_into` does, which tells a size, not data."""
+    own = _own(loop, "sock_recvmsg_into")
+    arguments = (repeatable(buffers), ancbufsize, flags)
+    result: tuple[int, list[Ancillary], int, Any] = await (
+        own(sock, *arguments)
+        if own is not None
+        else _attempt(loop, sock, mask_for(flags), "recvmsg_into", *arguments)
+    )
+    return result
+
+
+async def sendmsg(
+    loop: Loop,
+    sock: socket.socket,
+    buffers: Iterable[Any],
+    ancdata: Iterable[Ancillary] = (),
+    flags: int = 0,
+    address: Any = None,
+) -> int:
+    """Send as `socket.sendmsg` does; return how many bytes were sent, perhaps not all."""
+    own = _own(loop, "sock_sendmsg")
+    arguments = (repeatable(buffers), repeatable(ancdata), flags, address)
+    sent: int = await (
+        own(sock, *arguments)
+        if own is not None
+        else _attempt(loop, sock, select.POLLOUT, "sendmsg", *arguments)
+    )
+    return sent
+
+
+async def send_fds(
+    loop: Loop,
+    sock: socket.socket,
+    buffers: Iterable[Any],
+    fds: Sequence[int],
+    flags: int = 0,
+    address: Any = None,
+) -> int:
+    """Pass the descriptors *fds* on with *buffers*; they stay open here, and must until the end."""
+    return await sendmsg(loop, sock, buffers, message_of(fds), flags, address)
+
+
+async def recv_fds(
+    loop: Loop, sock: socket.socket, bufsize: int, maxfds: int, flags: int = 0
+) -> ReceivedFds:
+    """Receive data and up to *maxfds* descriptors, which the caller must close.
+
+    Returns the data, the descriptors, flags and the sender's address.
+    """
+    data, ancdata, told, address = await recvmsg(loop, sock, bufsize, space_for(maxfds), flags)
+    return data, fds_in(ancdata), told, address
+
+
+async def wait(loop: Loop, sock: socket.socket, events: int) -> Event:
+    """Wait until one of *events* holds; return those that hold, with HANGUP and ERROR unasked, too.
+
+    Raises ValueError for no event, or an unknown one.
+    """
+    own = _own(loop, "sock_wait")
+    if own is not None:
+        return Event(await own(sock, events))
+    mask = mask_of(events)
+    _check(loop, sock)
+    while not (found := found_now(sock.fileno(), mask)):
+        await _ready(loop, sock, mask)
+    return found
+
+
+def _own(loop: Loop, name: str) -> Callable[..., Awaitable[Any]] | None:
+    """Return the loop's method *name*, if it has one."""
+    return getattr(loop, name, None)
+
+
+# ── other loops ──────────────────────────────────────────────────────────────────────────────
+
+
+def _check(loop: Loop, sock: socket.socket) -> None:
+    check_socket(sock)
+    if loop.get_debug():
+        check_nonblocking(sock)
+
+
+async def _attempt(loop: Loop, sock: socket.socket, mask: int, method: str, *arguments: Any) -> Any:
+    """Call *method* of *sock* until it does not have to wait."""
+    _check(loop, sock)
+    pause = 0.0
+    while True:
+        try:
+            return getattr(sock, method)(*arguments)
+        except (BlockingIOError, InterruptedError):
+            pass  # Wait below, outside of the handler.
+        if pause:
+            await asyncio.sleep(pause)
+        await _ready(loop, sock, mask)
+        pause = min(max(2 * pause, PAUSE_MIN), PAUSE_MAX)
+
+
+async def _ready(loop: Loop, sock: socket.socket, mask: int) -> None:
+    """Wait until poll(2) would report one of the events *mask* of *sock*."""
+    ready = loop.create_future()
+    with select.epoll() as poll:
+        poll.register(sock, mask)
+        loop.add_reader(poll.fileno(), _resolve, ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(poll.fileno())
+
+
+def _resolve(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
