@@ -194,7 +194,18 @@ def test_metadata_names_pythons_licence_and_extras(wheel: Path) -> None:
     assert metadata["Version"] == __version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    extras = ["bench", "compare", "report", "top", "test", "frameworks", "docs", "dev"]
+    extras = [
+        "bench",
+        "compare",
+        "report",
+        "otel",
+        "tools",
+        "top",
+        "test",
+        "frameworks",
+        "docs",
+        "dev",
+    ]
     assert metadata.get_all("Provides-Extra") == extras
     # The runtime needs the standard library only.
     requirements = metadata.get_all("Requires-Dist") or []
@@ -204,12 +215,12 @@ def test_metadata_names_pythons_licence_and_extras(wheel: Path) -> None:
         assert f"Programming Language :: Python :: 3.{minor}" in classifiers
 
 
-def test_a_wheel_has_the_hook_for_pyinstaller_and_names_it(wheel: Path) -> None:
+def test_a_wheel_names_what_other_programs_look_for(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [one for one in archive.namelist() if one.endswith("/entry_points.txt")]
-        assert archive.read(name).decode().split("\n")[:2] == [
-            "[pyinstaller40]",
-            "hook-dirs = uringloop._pyinstaller:hook_dirs",
+        assert archive.read(name).decode().strip().split("\n\n") == [
+            "[opentelemetry_instrumentor]\nuringloop = uringloop.monitor.otel:Instrumentor",
+            "[pyinstaller40]\nhook-dirs = uringloop._pyinstaller:hook_dirs",
         ]
         assert "uringloop/_pyinstaller/hook-uringloop.py" in archive.namelist()
     assert Path(*_pyinstaller.hook_dirs(), "hook-uringloop.py").exists()
