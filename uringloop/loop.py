@@ -536,8 +536,8 @@ class Loop(BaseLoop):
     ) -> tuple[bytes, list[Ancillary], int, Any]:
         """Receive as `socket.recvmsg` does. A cancelled call has received nothing."""
         self._check_sock(sock)
-        result: tuple[bytes, list[Ancillary], int, Any] = await sock_calls.when_ready(
-            self, sock, mask_for(flags), "recvmsg", bufsize, ancbufsize, flags
+        result: tuple[bytes, list[Ancillary], int, Any] = await sock_calls.attempt(
+            self, sock, mask_for(flags), "recvmsg", (bufsize, ancbufsize, flags)
         )
         return result
 
@@ -546,8 +546,9 @@ class Loop(BaseLoop):
     ) -> tuple[int, list[Ancillary], int, Any]:
         """Receive as `socket.recvmsg_into` does. A cancelled call has received nothing."""
         self._check_sock(sock)
-        result: tuple[int, list[Ancillary], int, Any] = await sock_calls.when_ready(
-            self, sock, mask_for(flags), "recvmsg_into", repeatable(buffers), ancbufsize, flags
+        arguments = (repeatable(buffers), ancbufsize, flags)
+        result: tuple[int, list[Ancillary], int, Any] = await sock_calls.attempt(
+            self, sock, mask_for(flags), "recvmsg_into", arguments
         )
         return result
 

@@ -1,7 +1,7 @@
 """Messages with ancillary data, descriptors, and waits: the program's own sockets on any loop.
 
-On a uringloop.Loop each function calls the loop's method that has its name after `sock_`. On
-another loop it does the same, and waits by `add_reader()` for an epoll instance of its own, so that
+On a uringloop.Loop these are the loop's methods of the same names after `sock_`. On another loop
+a call does the same, and waits by `add_reader()` for an epoll instance of its own, so that
 a reader or a writer that the program has for the socket stays.
 
 Each call tries the system call first, and waits only if the socket is not ready. So a cancelled
@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from uringloop._net.argument_checks import check_nonblocking, check_socket
+from uringloop._net.sock_calls import PAUSE_MAX, PAUSE_MIN
 from uringloop._net.socket_events import Event, found_now, mask_of
 from uringloop._net.socket_messages import (
     Ancillary,
@@ -32,21 +33,13 @@ READ, WRITE, HANGUP, ERROR = Event.READ, Event.WRITE, Event.HANGUP, Event.ERROR
 
 Loop = asyncio.AbstractEventLoop
 
-# Seconds before another attempt on a socket that a poll reports as ready although the call finds
-# that it is not: a poll does not know whether the receiver's queue is full.
-PAUSE_MIN, PAUSE_MAX = 0.001, 0.05
-
 
 async def recvmsg(
     loop: Loop, sock: socket.socket, bufsize: int, ancbufsize: int = 0, flags: int = 0
 ) -> tuple[bytes, list[Ancillary], int, Any]:
     """Receive as `socket.recvmsg` does: data, ancillary data, flags and the sender's address."""
-    own = _own(loop, "sock_recvmsg")
-    arguments = (bufsize, ancbufsize, flags)
-    result: tuple[bytes, list[Ancillary], int, Any] = await (
-        own(sock, *arguments)
-        if own is not None
-        else _attempt(loop, sock, mask_for(flags), "recvmsg", *arguments)
+    result: tuple[bytes, list[Ancillary], int, Any] = await _call(
+        loop, sock, mask_for(flags), "recvmsg", bufsize, ancbufsize, flags
     )
     return result
 
@@ -55,12 +48,8 @@ async def recvmsg_into(
     loop: Loop, sock: socket.socket, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
 ) -> tuple[int, list[Ancillary], int, Any]:
     """Receive into *buffers* as `socket.recvmsg_into` does, which tells a size, not data."""
-    own = _own(loop, "sock_recvmsg_into")
-    arguments = (repeatable(buffers), ancbufsize, flags)
-    result: tuple[int, list[Ancillary], int, Any] = await (
-        own(sock, *arguments)
-        if own is not None
-        else _attempt(loop, sock, mask_for(flags), "recvmsg_into", *arguments)
+    result: tuple[int, list[Ancillary], int, Any] = await _call(
+        loop, sock, mask_for(flags), "recvmsg_into", repeatable(buffers), ancbufsize, flags
     )
     return result
 
@@ -74,13 +63,8 @@ async def sendmsg(
     address: Any = None,
 ) -> int:
     """Send as `socket.sendmsg` does; return how many bytes were sent, perhaps not all."""
-    own = _own(loop, "sock_sendmsg")
     arguments = (repeatable(buffers), repeatable(ancdata), flags, address)
-    sent: int = await (
-        own(sock, *arguments)
-        if own is not None
-        else _attempt(loop, sock, select.POLLOUT, "sendmsg", *arguments)
-    )
+    sent: int = await _call(loop, sock, select.POLLOUT, "sendmsg", *arguments)
     return sent
 
 
@@ -127,6 +111,14 @@ def _own(loop: Loop, name: str) -> Callable[..., Awaitable[Any]] | None:
     return getattr(loop, name, None)
 
 
+async def _call(loop: Loop, sock: socket.socket, mask: int, method: str, *arguments: Any) -> Any:
+    """Call the loop's method, or else *method* of *sock* until that does not have to wait."""
+    own = _own(loop, f"sock_{method}")
+    if own is not None:
+        return await own(sock, *arguments)
+    return await _attempt(loop, sock, mask, method, *arguments)
+
+
 # ── other loops ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -146,6 +138,7 @@ async def _attempt(loop: Loop, sock: socket.socket, mask: int, method: str, *arg
         except (BlockingIOError, InterruptedError):
             pass  # Wait below, outside of the handler.
         if pause:
+            # The poll has reported a socket on which the call must wait, as for room at a receiver.
             await asyncio.sleep(pause)
         await _ready(loop, sock, mask)
         pause = min(max(2 * pause, PAUSE_MIN), PAUSE_MAX)

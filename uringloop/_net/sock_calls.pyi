@@ -18,9 +18,6 @@ def when_readable(
 def when_writable(
     loop: LoopCore, sock: socket.socket, method: str, *args: object
 ) -> Coroutine[Any, Any, Any]: ...
-def when_ready(
-    loop: LoopCore, sock: socket.socket, mask: int, method: str, *args: object
-) -> Coroutine[Any, Any, Any]: ...
 async def when_found(
     loop: LoopCore, sock: socket.socket, mask: int, find: Callable[[int, int], Any]
 ) -> Any: ...

@@ -228,12 +228,8 @@ def when_writable(LoopCore loop not None, sock, method, *args):
     return attempt(loop, sock, POLLOUT, method, args)
 
 
-def when_ready(LoopCore loop not None, sock, unsigned int mask, method, *args):
-    """Return a coroutine that calls *method* of *sock* when a poll reports *mask*."""
-    return attempt(loop, sock, mask, method, args)
-
-
 async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
+    """Call *method* of *sock*; while it would block, wait until a poll reports *mask*."""
     cdef PollOnce waiter = None
     cdef double pause = PAUSE_MIN
     try:
