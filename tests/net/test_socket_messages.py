@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.leaks import open_fds
 from support.roles import Loop, on_loop, read_exactly, reset, turns, until, unused_port
-from support.sockets import tcp_pair, unix_pair
+from support.sockets import cancelled, content, pipe_with, tcp_pair, unix_pair
 
 import uringloop
 from uringloop import sockets
@@ -61,27 +61,6 @@ def fill(sock: socket.socket) -> int:
         while True:
             filled += sock.send(bytes(65536))
     return filled
-
-
-def pipe_with(data: bytes) -> int:
-    """Return the end of a pipe from which *data* can be read."""
-    reader, writer = os.pipe()
-    os.write(writer, data)
-    os.close(writer)
-    return reader
-
-
-def content(fd: int) -> bytes:
-    try:
-        return os.read(fd, 100)
-    finally:
-        os.close(fd)
-
-
-async def cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 # ── messages ──────────────────────────────────────────────────────────────────────────────

@@ -31,7 +31,7 @@ from support.roles import (
     until,
     unused_port,
 )
-from support.sockets import tcp_pair, unix_pair
+from support.sockets import cancelled, tcp_pair, unix_pair
 
 import uringloop
 
@@ -83,13 +83,6 @@ def listener() -> Iterator[socket.socket]:
 def unread(sock: socket.socket) -> int:
     """Return how many bytes have arrived at *sock*."""
     return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-async def cancelled(task: asyncio.Task[object]) -> None:
-    """Cancel *task* and wait for it."""
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 # ── receiving ─────────────────────────────────────────────────────────────────────────────

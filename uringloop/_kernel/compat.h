@@ -40,6 +40,9 @@
 #ifndef TCP_CM_INQ
 #define TCP_CM_INQ TCP_INQ
 #endif
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103 /* 4.18 */
+#endif
 #ifndef UDP_GRO
 #define UDP_GRO 104 /* 5.0 */
 #endif

@@ -23,8 +23,17 @@ cdef extern from "<sys/uio.h>" nogil:
 
 cdef extern from "<sys/socket.h>" nogil:
     struct msghdr:
+        void *msg_name
+        unsigned int msg_namelen
         iovec *msg_iov
         size_t msg_iovlen
+        void *msg_control
+        size_t msg_controllen
+
+    struct cmsghdr:
+        size_t cmsg_len
+        int cmsg_level
+        int cmsg_type
 
     struct sockaddr:
         pass
@@ -33,12 +42,18 @@ cdef extern from "<sys/socket.h>" nogil:
     int AF_INET6
     int AF_UNIX
     int AF_UNSPEC
+    int MSG_CMSG_CLOEXEC
+    int MSG_CTRUNC
     int MSG_DONTWAIT
+    int MSG_ERRQUEUE
     int MSG_NOSIGNAL
     int MSG_PEEK
     int MSG_TRUNC
     int SHUT_WR
     int SOCK_DGRAM
+    unsigned char *CMSG_DATA(cmsghdr *head)
+    size_t CMSG_LEN(size_t size)
+    size_t CMSG_SPACE(size_t size)
     int getsockname(int fd, sockaddr *name, unsigned int *size)
     int getpeername(int fd, sockaddr *name, unsigned int *size)
     int setsockopt(int fd, int level, int option, const void *value, unsigned int size)
@@ -48,6 +63,7 @@ cdef extern from "<sys/socket.h>" nogil:
     ssize_t sendto(
         int fd, const void *data, size_t size, int flags, const sockaddr *name,
         unsigned int name_size)
+    ssize_t sendmsg(int fd, const msghdr *message, int flags)
 
 
 cdef extern from "<netinet/in.h>" nogil:
@@ -72,6 +88,12 @@ cdef extern from "<netinet/in.h>" nogil:
     unsigned short ntohs(unsigned short number)
     unsigned int ntohl(unsigned int number)
     unsigned int htonl(unsigned int number)
+
+
+cdef extern from "_kernel/compat.h" nogil:
+    int IPPROTO_UDP
+    int UDP_GRO
+    int UDP_SEGMENT
 
 
 cdef extern from "<netinet/tcp.h>" nogil:

@@ -17,12 +17,12 @@
 #include "_kernel/io_uring.h"
 
 /* The room in front of each datagram in its buffer. The room for the address fits IPv4 and IPv6,
- * and is rounded up so that what follows is aligned. The room for control messages fits the size of
- * the datagrams that the kernel has merged (UDP_GRO, 24 bytes), after a time stamp and a count of
- * losses, which a program may have enabled on its socket. Together with the header of 16 bytes
- * these are 128 bytes, so the datagram begins on a cache line of its own. */
+ * and is rounded up so that what follows is aligned. The room for ancillary data fits all that IP
+ * tells about a datagram, except for the longest headers of options, and 253 descriptors, which are
+ * as many as a message may pass on. Together with the header of 16 bytes these are 2048 bytes, so
+ * the datagram begins on a cache line of its own, and most end on the same page. */
 #define URING_NAME_ROOM 32
-#define URING_CONTROL_ROOM 80
+#define URING_CONTROL_ROOM 2000
 
 /* Must be called last: the prep helpers do not set user_data, and may reset the flags. */
 static inline void uring_set_user_data(struct io_uring_sqe *sqe, uint64_t user_data,
@@ -55,7 +55,7 @@ static inline void uring_prep_recv_multishot(struct io_uring_sqe *sqe, int fd, i
 }
 
 /* The kernel reads *message* during the submission. The message says how much room each buffer has
- * for the address and for control messages. In a buffer a header precedes these two, and the
+ * for the address and for ancillary data. In a buffer a header precedes these two, and the
  * datagram follows them. */
 static inline void uring_prep_recvmsg_multishot(struct io_uring_sqe *sqe, int fd, int group) {
     static struct msghdr message = {.msg_namelen = URING_NAME_ROOM,
@@ -164,30 +164,43 @@ static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_dat
 
 /* ── datagrams ───────────────────────────────────────────────────────────────────────────────── */
 
-/* Finds the parts of a datagram in a buffer that a multishot recvmsg has filled with *size* bytes;
- * the results point into the buffer. Returns false if it holds no datagram. */
-static inline bool uring_find_datagram(const char *buffer, int size, const char **name,
-                                       unsigned *name_size, const char **data, size_t *data_size) {
+/* The parts of a datagram in a buffer, which holds them. */
+typedef struct uring_datagram {
+    const char *name;
+    unsigned name_size;
+    const char *control;
+    size_t control_size;
+    const char *data;
+    size_t data_size;
+    int flags;
+} uring_datagram;
+
+/* Finds the parts of a datagram in a buffer that a multishot recvmsg has filled with *size* bytes.
+ * Returns false if it holds no datagram. */
+static inline bool uring_find_datagram(const char *buffer, int size, uring_datagram *found) {
     const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
     size_t before = sizeof(*head) + URING_NAME_ROOM + URING_CONTROL_ROOM;
 
     if (size < 0 || (size_t)size < before)
         return false;
-    *name = buffer + sizeof(*head);
-    *name_size = head->namelen < URING_NAME_ROOM ? head->namelen : URING_NAME_ROOM;
-    *data = buffer + before;
-    *data_size = (size_t)size - before;
+    found->name = buffer + sizeof(*head);
+    found->name_size = head->namelen < URING_NAME_ROOM ? head->namelen : URING_NAME_ROOM;
+    found->control = found->name + URING_NAME_ROOM;
+    found->control_size = head->controllen < URING_CONTROL_ROOM ? head->controllen
+                                                                : URING_CONTROL_ROOM;
+    found->data = buffer + before;
+    found->data_size = (size_t)size - before;
+    found->flags = (int)head->flags;
     return true;
 }
 
 /* Returns the size of each datagram but the last, if the kernel has merged several of one sender
  * into this one, which it does where a program has set UDP_GRO on its socket (5.0). Otherwise
  * returns 0. */
-static inline size_t uring_merged_size(const char *buffer) {
-    const struct io_uring_recvmsg_out *head = (const struct io_uring_recvmsg_out *)buffer;
+static inline size_t uring_merged_size(const uring_datagram *datagram) {
     struct msghdr message = {
-        .msg_control = (void *)(uintptr_t)(buffer + sizeof(*head) + URING_NAME_ROOM),
-        .msg_controllen = head->controllen,
+        .msg_control = (void *)(uintptr_t)datagram->control,
+        .msg_controllen = datagram->control_size,
     };
     struct cmsghdr *control;
     int size = 0;

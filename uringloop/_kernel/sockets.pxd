@@ -16,6 +16,7 @@ cdef extern from "_kernel/sockets.h" nogil:
     bint uring_was_reset(int fd)
     void uring_prep_recvmsg_multishot(io_uring_sqe *sqe, int fd, int group)
     enum:
+        URING_CONTROL_ROOM
         URING_SEND_WHOLE
         URING_SEND_ONCE
     void io_uring_prep_send(
@@ -28,7 +29,15 @@ cdef extern from "_kernel/sockets.h" nogil:
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
     void uring_prep_epoll_wait(io_uring_sqe *sqe, int epoll_fd, void *events, unsigned int size)
     void uring_prep_cancel(io_uring_sqe *sqe, uint64_t user_data)
-    bint uring_find_datagram(
-        const char *buffer, int size, const char **name, unsigned int *name_size,
-        const char **data, size_t *data_size)
-    size_t uring_merged_size(const char *buffer)
+
+    ctypedef struct uring_datagram:
+        const char *name
+        unsigned int name_size
+        const char *control
+        size_t control_size
+        const char *data
+        size_t data_size
+        int flags
+
+    bint uring_find_datagram(const char *buffer, int size, uring_datagram *found)
+    size_t uring_merged_size(const uring_datagram *datagram)

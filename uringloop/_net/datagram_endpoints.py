@@ -16,6 +16,9 @@ from uringloop._net.servers import remove_stale_socket
 if TYPE_CHECKING:
     from uringloop.loop import Loop
 
+# udp(7); the socket module has no name for it.
+UDP_GRO = 104
+
 P = TypeVar("P", bound=asyncio.DatagramProtocol)
 Address: TypeAlias = tuple[str, int] | str | None
 # Family, protocol, resolved local address, resolved remote address.
@@ -34,6 +37,7 @@ async def create_datagram_endpoint(
     reuse_port: bool | None,
     allow_broadcast: bool | None,
     sock: socket.socket | None,
+    gro: bool,
 ) -> tuple[asyncio.DatagramTransport, P]:
     address: object = None
     given = sock
@@ -54,6 +58,8 @@ async def create_datagram_endpoint(
         sock, address = await _open_first(loop, candidates, reuse_port, allow_broadcast)
     waiter = loop.create_future()
     try:
+        if gro:
+            sock.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
         protocol = protocol_factory()
         transport = loop._make_datagram(sock, protocol, address, waiter)
     except BaseException:

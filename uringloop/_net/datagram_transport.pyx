@@ -11,11 +11,14 @@ and the buffer given back before the protocol sees it. An empty datagram, an ICM
 events end a multishot receive; the transport arms it again each time. Datagrams of other families
 have no maximum size; for them the transport always polls.
 
+A protocol with message_received() gets ancillary data, too. After a poll recvmsg(2) receives for
+it, and a multishot poll watches the error queue.
+
 An error of the network is cleared when the socket has returned it. An error that stays, because
 another file has the descriptor's number now, is delivered once, and ends the input.
 
-sendto() is a system call at once, so that datagrams leave in the order of the calls. A datagram
-that the socket has no room for is queued, and sent when a poll reports room.
+Each method that sends makes a system call at once, so that datagrams leave in the order of the
+calls. A datagram that the socket has no room for is queued, and sent when a poll reports room.
 """
 
 import asyncio
@@ -26,26 +29,56 @@ from collections import deque
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, raise_pending
 from uringloop._kernel.atomics cimport count_size, count_total, load_size, store_size
-from uringloop._kernel.errors cimport EAGAIN, EBADF, ECANCELED, EINTR, ENOBUFS, errno, os_error
-from uringloop._kernel.io_uring cimport IORING_CQE_F_BUFFER, io_uring_sqe
+from uringloop._kernel.ancillary cimport (
+    bytes_of,
+    checked_ancillary,
+    merged_size,
+    pack_ancillary,
+    packed_size,
+    received_ancillary,
+    segments_of,
+)
+from uringloop._kernel.errors cimport (
+    EAGAIN,
+    EBADF,
+    ECANCELED,
+    ECONNABORTED,
+    EINTR,
+    ENOBUFS,
+    errno,
+    os_error,
+)
+from uringloop._kernel.io_uring cimport IORING_CQE_F_BUFFER, IORING_CQE_F_MORE, io_uring_sqe
 from uringloop._kernel.libc cimport (
+    MSG_CMSG_CLOEXEC,
+    MSG_CTRUNC,
     MSG_DONTWAIT,
+    MSG_ERRQUEUE,
     MSG_NOSIGNAL,
     MSG_PEEK,
     MSG_TRUNC,
     POLLIN,
     POLLOUT,
+    UDP_GRO,
+    iovec,
+    msghdr,
     recv,
     send,
+    sendmsg,
     sendto,
     sockaddr,
     sockaddr_in6,
 )
 from uringloop._kernel.sockets cimport (
+    URING_CONTROL_ROOM,
     io_uring_prep_poll_add,
+    io_uring_prep_poll_multishot,
+    uring_datagram,
     uring_find_datagram,
     uring_merged_size,
     uring_prep_recvmsg_multishot,
@@ -58,6 +91,7 @@ from uringloop._transport.read_transport cimport ENDED, IDLE, MULTISHOT, POLL_ON
 from uringloop._transport.transport cimport (
     CLOSING,
     ENDING,
+    OPEN,
     load_life,
     pending_exception,
     socket_extra,
@@ -66,6 +100,7 @@ from uringloop._turn.turn cimport LoopCore
 
 cdef bint EMPTY_DATAGRAMS_ARE_SENT      # filled by the import
 from uringloop._cpython.stdlib import EMPTY_DATAGRAMS_ARE_SENT
+from uringloop._net.socket_messages import to_keep
 
 
 cdef enum:
@@ -73,8 +108,11 @@ cdef enum:
     RECEIVED_MAX = 16
     # The size that asyncio uses, for a socket that does not return the size of its datagram.
     RECEIVE_SIZE = 256 * 1024
-    # udp(7); the socket module has no name for it.
-    UDP_GRO = 104
+    # Ancillary data that are sent without a call of Python's: words of 8 bytes.
+    SENT_ANCILLARY_WORDS = 32
+    # The most that the kernel cuts in one call: 64 datagrams before 6.9, and a packet's bytes.
+    SEGMENTS_MAX = 64
+    SEGMENT_BYTES_MAX = 65507
 # Seconds until the next attempt to send on a socket that a poll reports as writable although its
 # receiver's queue is full: poll(2) checks the queue only for connected UNIX sockets.
 cdef double SEND_DELAY = 0.001
@@ -82,8 +120,13 @@ cdef double SEND_DELAY = 0.001
 cdef Py_ssize_t HEADER_SIZE = 8 if EMPTY_DATAGRAMS_ARE_SENT else 0
 
 cdef object NAME_DATAGRAM_RECEIVED = "datagram_received"
+cdef object NAME_MESSAGE_RECEIVED = "message_received"
 cdef object NAME_ERROR_RECEIVED = "error_received"
 cdef int ENOTCONN = error_numbers.ENOTCONN
+# What the kernel returns if it cannot cut a message: the device does not compute checksums, or
+# a datagram is longer than the path takes.
+cdef frozenset UNCUT = frozenset(
+    (error_numbers.EINVAL, error_numbers.EIO, error_numbers.EMSGSIZE, error_numbers.EOPNOTSUPP))
 # The families and types whose datagrams fit into the pool's buffers. SCTP's messages may be larger.
 cdef frozenset RING_FAMILIES = frozenset((socket.AF_INET, socket.AF_INET6))
 cdef frozenset RING_TYPES = frozenset((socket.SOCK_DGRAM, socket.SOCK_RAW))
@@ -103,7 +146,18 @@ cdef class DatagramTransport(FlowControl):
     def __cinit__(self, *args, **kwargs):
         operation_init(&self.recv_op, datagram_on_recv, <PyObject*>self)
         operation_init(&self.room_op, datagram_on_room, <PyObject*>self)
+        operation_init(&self.errors_op, datagram_on_errors, <PyObject*>self)
         self.queue = deque()
+
+    cdef int start_io(self) except -1:
+        FlowControl.start_io(self)
+        return self.watch_errors()
+
+    cdef int use_protocol(self, object protocol) except -1:
+        FlowControl.use_protocol(self, protocol)
+        # A mock object has every attribute, its class has not.
+        self.takes_messages = getattr(type(protocol), NAME_MESSAGE_RECEIVED, None) is not None
+        return self.watch_errors() if self.life == OPEN else 0
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
@@ -147,7 +201,8 @@ cdef class DatagramTransport(FlowControl):
             # Only a receive into the pool's buffers says where the merged datagrams begin.
             self.polls_left = 0
             return 0
-        if not self.recvfrom_some() and self.life < CLOSING and self.receiving == IDLE:
+        if (not self.receive_some() and not self.receive_errors() and self.life < CLOSING
+                and self.receiving == IDLE):
             # The poll has reported a socket that is not ready: it may be half closed.
             return self.delay_recv()
         return 0
@@ -177,83 +232,91 @@ cdef class DatagramTransport(FlowControl):
     cdef int deliver_buffer(self, int size, unsigned int flags) except -1:
         """Copy a datagram out of its buffer, give the buffer back, and deliver or stash it."""
         cdef const char *memory = self.loop.datagram_pool.take(flags, size)
-        cdef const char *name = NULL
-        cdef const char *start = NULL
-        cdef unsigned int name_size = 0
-        cdef size_t data_size = 0
-        cdef size_t merged_size = 0
+        cdef uring_datagram found
+        cdef size_t piece_size = 0
+        cdef list ancillary = None
         cdef bytes data
         cdef object address
         try:
             if self.life >= CLOSING or self.receiving == ENDED or not uring_find_datagram(
-                    memory, size, &name, &name_size, &start, &data_size):
+                    memory, size, &found):
                 return 0
-            merged_size = uring_merged_size(memory)
-            data = PyBytes_FromStringAndSize(start, data_size)
-            count_total(&self.loop.counters.received_bytes, data_size)
+            piece_size = uring_merged_size(&found)
+            data = PyBytes_FromStringAndSize(found.data, found.data_size)
+            count_total(&self.loop.counters.received_bytes, found.data_size)
             address = (
-                self.loop.senders.address_of(<const sockaddr_in6*>name, name_size)
-                if name_size else None)
+                self.loop.senders.address_of(<const sockaddr_in6*>found.name, found.name_size)
+                if found.name_size else None)
+            if self.takes_messages:
+                ancillary = received_ancillary(found.control, found.control_size)
+            elif found.control_size:
+                # The next protocol may take messages.
+                found.flags |= MSG_CTRUNC
         finally:
             self.loop.datagram_pool.give_back(flags)
-        if 0 < merged_size < data_size:
-            return self.deliver_merged(data, merged_size, address)
-        if address is None and not data_size:
+        if 0 < piece_size < found.data_size:
+            return self.deliver_merged(data, piece_size, ancillary, found.flags, address)
+        if address is None and not data:
             # It may be the EOF of a stream socket: a datagram has a sender's address.
             if self.is_replaced():
                 self.end_input()
         if self.paused or self.stash:
-            return self.stash_item((data, address))
-        return self.deliver(data, address)
+            return self.stash_item((data, ancillary, found.flags, address))
+        return self.deliver(data, ancillary, found.flags, address)
 
-    def _receive(self, data, address):
+    def _receive(self, data, address, ancillary=None):
         """Receive a datagram that has not come through the socket."""
         if self.life >= CLOSING or self.receiving == ENDED:
             return
         count_total(&self.loop.counters.received_bytes, len(data))
-        if self.paused or self.stash:
-            self.stash_item((data, address))
-        else:
-            self.deliver(data, address)
+        self.deliver_or_stash((data, ancillary, 0, address))
 
-    cdef int deliver_merged(self, bytes data, Py_ssize_t size, object address) except -1:
+    cdef int deliver_merged(
+            self, bytes data, Py_ssize_t size, list ancillary, int flags,
+            object address) except -1:
         """Deliver one by one the datagrams of one sender that the kernel has merged (UDP_GRO)."""
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t start = 0
         cdef bytes piece
         if self.loop.nestable:
             # The protocol may run the loop, which then delivers the others.
-            return self.stash_merged(data, 0, size, address)
+            return self.stash_merged(data, 0, size, ancillary, flags, address)
         try:
             while start < total and not (self.paused or self.stash or self.life >= CLOSING):
                 piece = data[start:start + size]
                 start += size
-                self.deliver(piece, address)
+                self.deliver(piece, copy_of(ancillary), flags, address)
         finally:
             # The protocol has paused, or raised KeyboardInterrupt.
-            self.stash_merged(data, start, size, address)
+            self.stash_merged(data, start, size, ancillary, flags, address)
         return 0
 
     cdef int stash_merged(
-            self, bytes data, Py_ssize_t start, Py_ssize_t size, object address) except -1:
+            self, bytes data, Py_ssize_t start, Py_ssize_t size, list ancillary, int flags,
+            object address) except -1:
         """Stash the merged datagrams from *start* on."""
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         while start < total and self.life < CLOSING:
-            self.stash_item((data[start:start + size], address))
+            self.stash_item((data[start:start + size], copy_of(ancillary), flags, address))
             start += size
         if self.stash and not self.paused and self.life < CLOSING:
             self.loop.add_delivery(self)
         return 0
 
-    cdef int recvfrom_some(self) except -1:
+    cdef int receive_some(self) except -1:
         """Receive up to RECEIVED_MAX datagrams and errors, at first only one; return how many."""
         cdef Py_ssize_t size
+        cdef list ancillary
+        cdef int flags
         cdef int count = 0
         cdef int most = RECEIVED_MAX
+        # A ring that cannot receive leaves it to this to take merged datagrams apart.
+        cdef bint with_ancillary = self.takes_messages or (
+            not self.may_multishot and self.cuts and self.is_merging())
         if self.polls_left:
             self.polls_left -= 1
             most = 1
-        while (count < most and self.life < CLOSING and not self.paused
+        while (count < most and self.life < CLOSING and not self.paused and not self.stash
                 and self.receiving != ENDED):
             # The protocol may have forked.
             self.loop.ring.check_not_forked()
@@ -262,7 +325,14 @@ cdef class DatagramTransport(FlowControl):
             try:
                 if size < 0:
                     raise os_error(-errno, "")
-                data, address = self.sock.recvfrom(size or RECEIVE_SIZE)
+                if with_ancillary:
+                    data, ancillary, flags, address = self.sock.recvmsg(
+                        size or RECEIVE_SIZE, URING_CONTROL_ROOM, MSG_CMSG_CLOEXEC)
+                    # The kernel returns it among the flags.
+                    flags &= ~MSG_CMSG_CLOEXEC
+                else:
+                    data, address = self.sock.recvfrom(size or RECEIVE_SIZE)
+                    ancillary, flags = [], 0
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as exc:
@@ -276,21 +346,98 @@ cdef class DatagramTransport(FlowControl):
                     # The EOF of a stream socket.
                     self.end_input()
                 count_total(&self.loop.counters.received_bytes, len(data))
-                self.deliver(data, address)
+                if 0 < merged_size(ancillary) < len(data):
+                    self.deliver_merged(
+                        data, merged_size(ancillary), ancillary, flags, address)
+                else:
+                    self.deliver(data, ancillary, flags, address)
             count += 1
         return count
 
+    # ── the error queue ──────────────────────────────────────────────────────────────────────
+
+    cdef int watch_errors(self) except -1:
+        """Wait for errors and time stamps, which the kernel queues beside the datagrams."""
+        cdef io_uring_sqe *sqe
+        # Sockets of other families return datagrams to a receive with MSG_ERRQUEUE.
+        if (not self.takes_messages or self.errors_op.in_flight or self.life >= CLOSING
+                or self.family not in RING_FAMILIES):
+            return 0
+        sqe = self.loop.ring.submission()
+        # A poll always reports POLLERR.
+        io_uring_prep_poll_multishot(sqe, self.fd, 0)
+        return self.loop.ring.start(sqe, &self.errors_op)
+
+    cdef int on_errors(self, int res, unsigned int flags) except -1:
+        try:
+            if res > 0:
+                self.receive_errors()
+        finally:
+            if self.life >= ENDING:
+                self.release_when_done()
+            elif not flags & IORING_CQE_F_MORE and (
+                    res > 0 or res == -ECANCELED or res == -ECONNABORTED):
+                # A poll whose ring was replaced ends with ECONNABORTED.
+                self.watch_errors()
+        return 0
+
+    cdef int receive_errors(self) except -1:
+        """Deliver the messages of the error queue; return how many."""
+        cdef int count = 0
+        while (self.takes_messages and self.errors_op.in_flight and not self.paused
+                and self.life < CLOSING and self.receiving != ENDED):
+            self.loop.ring.check_not_forked()
+            try:
+                data, ancillary, flags, address = self.sock.recvmsg(
+                    RECEIVE_SIZE, URING_CONTROL_ROOM, MSG_ERRQUEUE)
+            except OSError:
+                # There is none. An error of the socket is delivered by a receive of datagrams.
+                break
+            count += 1
+            try:
+                self.deliver(data, ancillary, flags, address)
+            except BaseException:
+                self.loop.schedule(self._receive_errors, (), None)
+                raise
+        return count
+
+    def _receive_errors(self):
+        self.receive_errors()
+
+    def resume_reading(self):
+        FlowControl.resume_reading(self)
+        if self.errors_op.in_flight:
+            # The poll reports only what arrives.
+            self.loop.schedule(self._receive_errors, (), None)
+
+    # ── calling the protocol ─────────────────────────────────────────────────────────────────
+
     cdef int deliver_item(self, object item) except -1:
         if isinstance(item, tuple):
-            return self.deliver(item[0], item[1])
+            return self.deliver(item[0], item[1], item[2], item[3])
         return self.deliver_error(item)
 
-    cdef int deliver(self, object data, object address) except -1:
-        cdef PyObject *result = self.call_two(
-            NAME_DATAGRAM_RECEIVED, <PyObject*>data, <PyObject*>address)
+    cdef int deliver(self, object data, list ancillary, int flags, object address) except -1:
+        cdef PyObject *arguments[5]
+        cdef PyObject *result
+        cdef object flags_object
+        cdef object method = NAME_DATAGRAM_RECEIVED
+        arguments[1] = <PyObject*>data
+        if self.takes_messages:
+            method = NAME_MESSAGE_RECEIVED
+            if ancillary is None:
+                ancillary = []
+            flags_object = flags
+            arguments[2] = <PyObject*>ancillary
+            arguments[3] = <PyObject*>flags_object
+            arguments[4] = <PyObject*>address
+            result = self.call_many(method, arguments, 5)
+        else:
+            arguments[2] = <PyObject*>address
+            result = self.call_many(method, arguments, 3)
         if result == NULL:
             # The transport stays open, as in asyncio.
-            return self.report("protocol.datagram_received() failed", pending_exception())
+            return self.report(f"protocol.{method}() failed", pending_exception())
         Py_DECREF_owned(result)
         return 0
 
@@ -311,69 +458,141 @@ cdef class DatagramTransport(FlowControl):
 
     def sendto(self, data, addr=None):
         """Send *data* at once, or queue a copy of it when the socket has no room."""
-        self.loop.check_owner()
-        self.loop.ring.check_not_forked()
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise TypeError(
-                f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+        self.check_sending()
+        check_bytes(data)
         if not EMPTY_DATAGRAMS_ARE_SENT and not data:
             return
         if isinstance(data, memoryview) and not data.c_contiguous:
             data = bytes(data)
+        if self.may_send(addr):
+            self.send_or_queue(data, addr if self.address is None else self.address, None, 0)
+
+    def sendmsg(self, buffers, ancdata=(), addr=None):
+        """Send one datagram of *buffers* with ancillary data, at once or when there is room.
+
+        The arguments are those of `socket.sendmsg`. Descriptors that are passed on may be closed
+        when this returns.
+        """
+        self.check_sending()
+        data, ancillary = checked_message(buffers, ancdata)
+        if self.may_send(addr):
+            self.send_or_queue(
+                data, addr if self.address is None else self.address, ancillary or None, 0)
+
+    def send_segments(self, data, segment_size, addr=None, ancdata=()):
+        """Send *data* as datagrams of *segment_size* bytes, the last of them perhaps shorter.
+
+        Each has the ancillary data. The kernel cuts up to 64 datagrams out of one call; where it
+        cannot, one call sends each. Raises TypeError, and ValueError for a size below 1.
+        """
+        cdef list ancillary = checked_ancillary(ancdata)
+        cdef Py_ssize_t size = segment_size
+        cdef Py_ssize_t batch
+        cdef Py_ssize_t start
+        self.check_sending()
+        check_bytes(data)
+        if size < 1:
+            raise ValueError(f"segment_size must be at least 1: {segment_size!r}")
+        if not self.may_send(addr):
+            return
         if self.address is not None:
-            if addr is not None and addr != self.address:
-                raise ValueError(f"Invalid address: must be None or {self.address}")
             addr = self.address
+        if type(data) is not bytes:
+            data = bytes(data)
+        batch = size * max(1, min(SEGMENTS_MAX, SEGMENT_BYTES_MAX // size)) if self.cuts else size
+        for start in range(0, len(data), batch):
+            if self.life >= ENDING:
+                # error_received() has aborted.
+                break
+            # A slice of all of it is the object itself; a part is copied in less time than sent.
+            part = data[start:start + batch]
+            if len(part) > size:
+                self.send_or_queue(part, addr, [segments_of(size), *ancillary], size)
+            else:
+                self.send_or_queue(part, addr, ancillary or None, 0)
+
+    cdef int check_sending(self) except -1:
+        self.loop.check_owner()
+        self.loop.ring.check_not_forked()
+        return 0
+
+    cdef bint may_send(self, object addr) except -1:
+        """Return whether the transport still sends. Raises ValueError for a second address."""
+        if self.address is not None and addr is not None and addr != self.address:
+            raise ValueError(f"Invalid address: must be None or {self.address}")
         if self.life >= ENDING and (self.address is not None or self.sock is None):
             self.warn_lost()
-            return
-        # Zero means an empty queue: where empty datagrams are queued, their headers are counted.
-        if not self.queue_size:
+            return False
+        return True
+
+    cdef int send_or_queue(
+            self, object data, object address, list ancillary, Py_ssize_t segment) except -1:
+        """Send *data* at once, or queue a copy of it when the socket has no room.
+
+        If *segment* is not zero, the kernel cuts the data, as the first item of *ancillary* says.
+        """
+        if not self.queue:
             try:
-                if self.send_one(data, addr):
-                    return
+                if self.send_one(data, address, ancillary):
+                    return 0
             except OSError as exc:
+                if segment and exc.errno in UNCUT:
+                    for item in pieces(data, address, ancillary, segment):
+                        if self.life < ENDING:
+                            self.send_or_queue(item[0], address, item[2], 0)
+                    return 0
                 # What the protocol raises leaves sendto(), as in asyncio.
-                self.call_error_received(exc)
-                return
+                return self.call_error_received(exc)
             except BaseException as exc:
-                self.fatal_error(exc, WRITE_FAILED)
-                return
+                return self.fatal_error(exc, WRITE_FAILED)
             if self.life >= ENDING:
                 # connection_lost() is scheduled: nothing is queued any more.
-                return
+                return 0
             self.submit_room()
         data = bytes(data)
-        self.queue.append((data, addr))
+        owner = None
+        if ancillary is not None:
+            try:
+                ancillary, owner = to_keep(ancillary)
+            except OSError as exc:
+                # A descriptor is closed, or there are too many.
+                return self.call_error_received(exc)
+        self.queue.append((data, address, ancillary, segment, owner))
         count_size(&self.queue_size, len(data) + HEADER_SIZE)
-        self.pause_protocol()
+        return self.pause_protocol()
 
-    cdef bint send_one(self, object data, object address) except -1:
+    cdef bint send_one(self, object data, object address, list ancillary) except -1:
         """Send a datagram; return False if the socket has no room. Raises OSError."""
         cdef Py_buffer view
-        if type(data) is bytes:
-            return self.send_memory(
-                data, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), address)
-        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-        try:
-            return self.send_memory(data, <const char*>view.buf, view.len, address)
-        finally:
-            PyBuffer_Release(&view)
-
-    cdef bint send_memory(
-            self, object data, const char *start, Py_ssize_t size, object address) except -1:
         cdef const sockaddr_in6 *name = NULL
         cdef unsigned int name_size = 0
-        cdef Py_ssize_t res
-        if self.connected:
-            res = send(self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL)
-        else:
+        if not self.connected:
             name = self.loop.senders.name_of(address, &name_size)
             # The cache is for all sockets of the loop: an address of another family is an error for
             # this one.
             if name == NULL or name.sin6_family != self.family:
-                return self.send_parsed(data, address)
-            # This is a recent sender's address, which need not be parsed.
+                return self.send_parsed(data, address, ancillary)
+        if ancillary is not None and packed_size(ancillary) > 8 * SENT_ANCILLARY_WORDS:
+            return self.send_parsed(data, address, ancillary)
+        # A recent sender's address need not be parsed.
+        if type(data) is bytes:
+            return self.send_memory(
+                PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), name, name_size, ancillary)
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            return self.send_memory(<const char*>view.buf, view.len, name, name_size, ancillary)
+        finally:
+            PyBuffer_Release(&view)
+
+    cdef bint send_memory(
+            self, const char *start, Py_ssize_t size, const sockaddr_in6 *name,
+            unsigned int name_size, list ancillary) except -1:
+        cdef Py_ssize_t res
+        if ancillary is not None:
+            res = send_message(self.fd, start, size, name, name_size, ancillary)
+        elif self.connected:
+            res = send(self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL)
+        else:
             res = sendto(
                 self.fd, start, size, MSG_DONTWAIT | MSG_NOSIGNAL, <const sockaddr*>name,
                 name_size)
@@ -384,9 +603,12 @@ cdef class DatagramTransport(FlowControl):
             return False
         raise os_error(-errno, "")
 
-    cdef bint send_parsed(self, object data, object address) except -1:
+    cdef bint send_parsed(self, object data, object address, list ancillary) except -1:
         try:
-            self.sock.sendto(data, address)
+            if ancillary is None:
+                self.sock.sendto(data, address)
+            else:
+                self.sock.sendmsg([data], ancillary, 0, None if self.connected else address)
         except (BlockingIOError, InterruptedError):
             return False
         count_total(&self.loop.counters.sent_bytes, len(data))
@@ -427,17 +649,19 @@ cdef class DatagramTransport(FlowControl):
     cdef bint send_queued(self) except -1:
         """Send until the queue is empty or the socket full; return whether anything was sent."""
         cdef bint progress = False
-        cdef object data, address
         while self.queue:
             self.loop.ring.check_not_forked()
-            data, address = self.queue[0]
+            data, address, ancillary, segment, _ = self.queue[0]
             try:
-                if not self.send_one(data, address):
+                if not self.send_one(data, address, ancillary):
                     break
                 self.drop_first()
             except OSError as exc:
                 self.drop_first()
-                self.deliver_error(exc)
+                if segment and exc.errno in UNCUT:
+                    self.queue_first(pieces(data, address, ancillary, segment))
+                else:
+                    self.deliver_error(exc)
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)
             progress = True
@@ -449,6 +673,12 @@ cdef class DatagramTransport(FlowControl):
     cdef int drop_first(self) except -1:
         cdef bytes data = self.queue.popleft()[0]
         count_size(&self.queue_size, -PyBytes_GET_SIZE(data) - HEADER_SIZE)
+        return 0
+
+    cdef int queue_first(self, list items) except -1:
+        for item in reversed(items):
+            self.queue.appendleft(item)
+            count_size(&self.queue_size, len(item[0]) + HEADER_SIZE)
         return 0
 
     cdef int end_if_closing(self) except -1:
@@ -478,9 +708,18 @@ cdef class DatagramTransport(FlowControl):
     cdef bint is_sending(self) noexcept:
         return self.room_op.in_flight
 
+    cdef bint has_operations(self) noexcept:
+        return FlowControl.has_operations(self) or self.errors_op.in_flight
+
     cdef int complete_cancelled(self) except -1:
         FlowControl.complete_cancelled(self)
+        self.loop.ring.complete_now(&self.errors_op)
         return self.loop.ring.complete_now(&self.room_op)
+
+    cdef int stop_reading(self) except -1:
+        if self.errors_op.in_flight:
+            self.loop.ring.cancel(&self.errors_op)
+        return FlowControl.stop_reading(self)
 
     cdef int stop_operations(self) except -1:
         # No operation refers to the queue: a send is a system call that has returned.
@@ -513,6 +752,54 @@ cdef class DatagramTransport(FlowControl):
         raise NotImplementedError
 
 
+cdef int check_bytes(object data) except -1:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+    return 0
+
+
+def checked_message(buffers, ancdata):
+    """Return the bytes of *buffers*, and a list of *ancdata*, for `sendmsg`, which raises this."""
+    try:
+        parts = list(buffers)
+    except TypeError:
+        raise TypeError("sendmsg() argument 1 must be an iterable") from None
+    parts = [bytes_of(part) for part in parts]
+    return parts[0] if len(parts) == 1 else b"".join(parts), checked_ancillary(ancdata)
+
+
+cdef list copy_of(list ancillary):
+    return None if ancillary is None else ancillary[:]
+
+
+cdef list pieces(object data, object address, list ancillary, Py_ssize_t size):
+    """Return the items of the queue for the datagrams that the kernel does not cut out."""
+    cdef Py_ssize_t start
+    cdef list others = ancillary[1:] or None
+    return [(bytes(data[start:start + size]), address, others, 0, None)
+            for start in range(0, len(data), size)]
+
+
+cdef Py_ssize_t send_message(
+        int fd, const char *start, Py_ssize_t size, const sockaddr_in6 *name,
+        unsigned int name_size, list ancillary) noexcept:
+    """Send a datagram with checked ancillary data; return what sendmsg(2) returns."""
+    cdef uint64_t control[SENT_ANCILLARY_WORDS]
+    cdef iovec part
+    cdef msghdr message
+    memset(&message, 0, sizeof(message))
+    part.iov_base = <void*>start
+    part.iov_len = size
+    message.msg_name = <void*>name
+    message.msg_namelen = name_size
+    message.msg_iov = &part
+    message.msg_iovlen = 1
+    message.msg_control = control
+    message.msg_controllen = packed_size(ancillary)
+    pack_ancillary(ancillary, <char*>control)
+    return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+
+
 def make_datagram(
         LoopCore loop not None, sock, protocol, address, waiter, kind=DatagramTransport):
     """Return a transport of class *kind* for a non-blocking socket, which it owns from now on.
@@ -529,14 +816,21 @@ def make_datagram(
     transport.connected = transport.extra["peername"] is not None
     transport.family = sock.family
     transport.type = sock.type
+    transport.cuts = (
+        sock.family in RING_FAMILIES and sock.type == socket.SOCK_DGRAM
+        and sock.proto in (0, socket.IPPROTO_UDP))
     transport.address = address
-    transport.protocol = protocol
+    transport.use_protocol(protocol)
     transport.begin(waiter)
     return transport
 
 
 cdef int datagram_on_recv(Operation *op, int res, unsigned int flags) except -1:
     return (<DatagramTransport>op.owner).on_recv(res, flags)
+
+
+cdef int datagram_on_errors(Operation *op, int res, unsigned int flags) except -1:
+    return (<DatagramTransport>op.owner).on_errors(res, flags)
 
 
 cdef int datagram_on_room(Operation *op, int res, unsigned int flags) except -1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import os
 import select
 import socket
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ ReceivedFds: TypeAlias = tuple[bytes, list[int], int, Any]
 
 def mask_for(flags: Any) -> int:
     """Return the events of poll(2) that a receive with *flags* waits for."""
-    if isinstance(flags, int):
+    if flags and isinstance(flags, int):
         if flags & socket.MSG_ERRQUEUE:
             return select.POLLERR
         if flags & socket.MSG_OOB:
@@ -26,6 +27,8 @@ def mask_for(flags: Any) -> int:
 
 def repeatable(items: Any) -> Any:
     """Return *items* for several attempts, each of which iterates over them."""
+    if isinstance(items, (list, tuple)):
+        return items
     try:
         iterator = iter(items)
     except TypeError:
@@ -36,7 +39,38 @@ def repeatable(items: Any) -> Any:
 
 def message_of(fds: Sequence[int]) -> list[Ancillary]:
     """Return the ancillary data that pass *fds* on."""
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())]
+
+
+class Descriptors:
+    """Duplicates of descriptors, which are closed with this object."""
+
+    def __init__(self, fds: Iterable[int]) -> None:
+        self.fds: list[int] = []
+        try:
+            for fd in fds:
+                self.fds.append(os.dup(fd))
+        except BaseException:
+            # The exception refers to this object.
+            self._close()
+            raise
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def to_keep(ancillary: list[Ancillary]) -> tuple[list[Ancillary], Descriptors | None]:
+    """Return *ancillary* for a later send, and what owns the descriptors in it until then."""
+    fds = fds_in(ancillary)
+    if not fds:
+        return ancillary, None
+    own = Descriptors(fds)
+    others = [item for item in ancillary if item[:2] != (socket.SOL_SOCKET, socket.SCM_RIGHTS)]
+    return [*others, *message_of(own.fds)], own
 
 
 def space_for(count: int) -> int:

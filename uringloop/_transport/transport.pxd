@@ -10,9 +10,13 @@ from uringloop._turn.turn cimport LoopCore, TurnUser
 cdef class Connections:
     cdef LoopCore loop
     cdef readonly Py_ssize_t count  # of transports that are not released
-    cdef object on_empty       # called when the last transport is released; None after end()
+    cdef Py_ssize_t served      # those whose connection_lost() is not scheduled
+    cdef Py_ssize_t limit       # the largest number of those that the server wants
+    cdef object on_empty        # called when the last transport is released; None after end()
+    cdef object on_limit        # called when `served` reaches `limit`, and when it falls below
 
     cdef int attach(self, Transport transport) except -1
+    cdef int end_service(self) except -1
     cdef int detach(self) except -1
 
 
@@ -57,7 +61,7 @@ cdef class Transport(TurnUser):
     cdef int enter_broken(self) except -1
     cdef int enter_closing(self) except -1
     cdef PyObject *call(self, object method, PyObject *argument) noexcept
-    cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept
+    cdef PyObject *call_many(self, object method, PyObject **arguments, size_t count) noexcept
     cdef PyObject *call_nested(
         self, object method, PyObject *const *arguments, size_t count) noexcept
     cdef int warn_slow(self, int64_t began, object method) noexcept

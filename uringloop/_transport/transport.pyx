@@ -28,6 +28,7 @@ from asyncio.log import logger
 
 cimport cython
 from cpython.object cimport PyObject
+from cpython.pyport cimport PY_SSIZE_T_MAX
 from libc.stdint cimport int64_t
 
 from uringloop._cpython.pyapi cimport (
@@ -66,10 +67,29 @@ cdef class Connections:
     def __cinit__(self, LoopCore loop not None, on_empty):
         self.loop = loop
         self.on_empty = on_empty
+        self.limit = PY_SSIZE_T_MAX
+
+    def limit_to(self, limit, on_limit):
+        """Call *on_limit* when *limit* connections are served, and when it is one less again."""
+        self.limit = PY_SSIZE_T_MAX if limit is None else limit
+        self.on_limit = on_limit
+
+    def has_room(self):
+        return self.served < self.limit
 
     cdef int attach(self, Transport transport) except -1:
         transport.server = self
         self.count += 1
+        self.served += 1
+        if self.served == self.limit:
+            self.on_limit()
+        return 0
+
+    cdef int end_service(self) except -1:
+        """connection_lost() of a connection is scheduled, before anything of a new connection."""
+        self.served -= 1
+        if self.served == self.limit - 1:
+            self.on_limit()
         return 0
 
     cdef int detach(self) except -1:
@@ -79,8 +99,9 @@ cdef class Connections:
         return 0
 
     def end(self):
-        """Forget `on_empty`: the server is closed, and its waiters are resolved."""
+        """Forget the server: it is closed, and its waiters are resolved."""
         self.on_empty = None
+        self.limit_to(None, None)
 
     def transports(self):
         """Return the transports. There is no registry: all transports of the loop are searched."""
@@ -190,20 +211,18 @@ cdef class Transport(TurnUser):
             self.warn_slow(began, method)
         return result
 
-    cdef PyObject *call_two(self, object method, PyObject *first, PyObject *second) noexcept:
-        """Like `call`, with two arguments."""
+    cdef PyObject *call_many(
+            self, object method, PyObject **arguments, size_t count) noexcept:
+        """Like `call`; the first of the *count* arguments becomes the protocol."""
         cdef PyObject *result
         cdef object protocol = self.protocol
         cdef object context = self.context
         cdef int64_t began = uring_clock_ns() if self.loop.in_debug_mode() else 0
-        cdef PyObject *arguments[3]
         arguments[0] = <PyObject*>protocol
-        arguments[1] = first
-        arguments[2] = second
         if PyContext_TryEnter(context) < 0:
-            result = self.call_nested(method, arguments, 3)
+            result = self.call_nested(method, arguments, count)
         else:
-            result = PyObject_VectorcallMethod(method, arguments, 3, NULL)
+            result = PyObject_VectorcallMethod(method, arguments, count, NULL)
             PyContext_Exit(context)
         if began:
             self.warn_slow(began, method)
@@ -275,6 +294,8 @@ cdef class Transport(TurnUser):
         # The handle gets no context: the method enters the transport's itself, even if the loop
         # runs within it.
         self.loop.schedule(self._call_connection_lost, (exc,), None)
+        if self.server is not None:
+            self.server.end_service()
         return 0
 
     def _call_connection_lost(self, exc):
@@ -319,6 +340,8 @@ cdef class Transport(TurnUser):
             self.report(f"Exception in callback {type(self).__name__}._call_connection_lost()", exc)
         finally:
             if server is not None:
+                if self.life < ENDING:
+                    server.end_service()
                 server.detach()
         return 0
 

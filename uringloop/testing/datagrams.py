@@ -12,9 +12,11 @@ import errno
 import math
 import os
 import socket
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from uringloop._net.datagram_transport import DatagramTransport
+from uringloop._net.datagram_transport import DatagramTransport, checked_message
+from uringloop._net.socket_messages import Ancillary
 from uringloop.testing import proc
 from uringloop.testing.network import LOCALHOST
 from uringloop.testing.peers import borrowed
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 
 # The largest datagram of UDP over IPv4: the kernel refuses a larger one.
 DATAGRAM_MAX = 65507
+# For each family the level, the option that asks for the traffic class, its type and size.
+TRAFFIC_CLASSES: dict[int, tuple[int, int, int, int]] = {
+    socket.AF_INET: (socket.IPPROTO_IP, socket.IP_RECVTOS, socket.IP_TOS, 1),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, socket.IPV6_RECVTCLASS, socket.IPV6_TCLASS, 4),
+}
 # How many ports are tried for an endpoint that sends and has none yet.
 BIND_TRIES = 100
 
@@ -44,15 +51,53 @@ class Endpoint(DatagramTransport):
 
     def sendto(self, data: bytes | bytearray | memoryview, addr: Any = None) -> None:
         addr = self.datagrams.resolved(addr)
+        if not self._is_carried(data, addr, ()):
+            super().sendto(data, addr)
+
+    def sendmsg(
+        self, buffers: Iterable[Any], ancdata: Iterable[Any] = (), addr: Any = None
+    ) -> None:
+        addr = self.datagrams.resolved(addr)
+        data, ancillary = checked_message(buffers, ancdata)
+        if not self._is_carried(data, addr, ancillary):
+            super().sendmsg([data], ancillary, addr)
+
+    def send_segments(
+        self,
+        data: bytes | bytearray | memoryview,
+        segment_size: int,
+        addr: Any = None,
+        ancdata: Iterable[Any] = (),
+    ) -> None:
+        ancillary = list(ancdata)
+        # Only checks the arguments.
+        super().send_segments(data[:0], segment_size, self.datagrams.resolved(addr), ancillary)
+        for start in range(0, len(data), segment_size):
+            self.sendmsg([data[start : start + segment_size]], ancillary, addr)
+
+    def _is_carried(self, data: Any, addr: Any, ancillary: Sequence[Ancillary]) -> bool:
+        """Return whether a datagram passes the network; otherwise it is for the kernel."""
         try:
-            if self.datagrams.carry(self, data, addr):
-                return
+            if self.datagrams.carry(self, data, addr, ancillary):
+                return True
         except OSError as exc:
             protocol: Any = self.get_protocol()
             protocol.error_received(exc)
-            return
+            return True
         self.has_asked = self.has_asked or self.datagrams.may_answer(self, addr)
-        super().sendto(data, addr)
+        return False
+
+    def told_by(self, ancillary: Sequence[Ancillary]) -> list[Ancillary]:
+        """Return what the kernel tells the receiver, this, of a sender's ancillary data: the ECN.
+
+        It tells it also where the sender has sent none, if the receiver has asked for it.
+        """
+        level, option, kind, size = TRAFFIC_CLASSES[self.family]
+        with borrowed(self.fd()) as sock:
+            if not sock.getsockopt(level, option):
+                return []
+        sent = {item[:2]: item[2] for item in ancillary}.get((level, kind), b"\0")
+        return [(level, kind, sent[:1].ljust(size, b"\0"))]
 
     def fd(self) -> int:
         """Return the descriptor; -1 after the end."""
@@ -111,7 +156,13 @@ class Datagrams:
             return True
         return not is_local(sender.family, address[0]) or has_receiver(sender.family, address[1])
 
-    def carry(self, sender: Endpoint, data: bytes | bytearray | memoryview, addr: Any) -> bool:
+    def carry(
+        self,
+        sender: Endpoint,
+        data: bytes | bytearray | memoryview,
+        addr: Any,
+        ancillary: Sequence[Ancillary] = (),
+    ) -> bool:
         """Carry a datagram to an endpoint of the loop; return False if it is for the kernel.
 
         Raises OSError with ENOBUFS if that fault happens.
@@ -133,7 +184,7 @@ class Datagrams:
         found = [known for known in found if known.takes(address, source)]
         if len(found) != 1 or sender.get_write_buffer_size():
             return False
-        self.send(found[0], bytes(data), source, address)
+        self.send(found[0], bytes(data), source, address, ancillary)
         return True
 
     def source(self, sender: Endpoint, target: str) -> Any:
@@ -156,7 +207,14 @@ class Datagrams:
                     return sock.getsockname()
         return None
 
-    def send(self, target: Endpoint, data: bytes, source: Any, address: Any) -> None:
+    def send(
+        self,
+        target: Endpoint,
+        data: bytes,
+        source: Any,
+        address: Any,
+        ancillary: Sequence[Ancillary],
+    ) -> None:
         loop = self.loop
         if loop.happens("no_buffers"):
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
@@ -164,15 +222,16 @@ class Datagrams:
         route = loop.network.route(*hosts)
         if loop.happens("lost") or not route.open:
             return
+        told = target.told_by(ancillary)
         for _ in range(2 if loop.happens("doubled") else 1):
             delay = route.latency + route.jitter * loop.random() + loop.network_delay()
             if route.bandwidth != math.inf:
                 delay += self.occupy(hosts, len(data) / route.bandwidth)
             if delay:
-                loop.call_later(delay, target._receive, data, source)
+                loop.call_later(delay, target._receive, data, source, told)
             else:
                 # Keep the order of the calls, as a loopback interface does.
-                loop.call_soon(target._receive, data, source)
+                loop.call_soon(target._receive, data, source, told)
 
     def occupy(self, hosts: tuple[str, str], seconds: float) -> float:
         """Occupy the way between two hosts for *seconds*; return in how many seconds it is free."""

@@ -1,0 +1,494 @@
+"""Datagram transports that send messages and segments."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.datagram_messages import (
+    IP,
+    IP_PKTINFO,
+    LOCAL,
+    SO_NO_CHECK,
+    SOCKET,
+    UDP_LITE,
+    Item,
+    Message,
+    Messages,
+    blocking,
+    contents,
+    cut,
+    enable,
+    plain_message,
+    rights,
+    seen_tos,
+    tell_all,
+    tos,
+)
+from support.datagrams import (
+    Mailbox,
+    drained,
+    endpoint,
+    fill_receiver,
+    udp,
+    unix_pair,
+    unsent,
+)
+from support.leaks import open_fds
+from support.roles import (
+    PATIENCE,
+    noise,
+    on_loop,
+    record_handler_calls,
+    released,
+    turns,
+    until,
+)
+from support.sockets import pipe_with
+
+from uringloop import Loop
+from uringloop._cpython import stdlib
+
+# ── sendmsg() ─────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def sender(loop: Loop, kind: str) -> AsyncIterator[tuple[Any, Any, socket.socket]]:
+    """Yield an endpoint, an address for its sends, and the socket that receives them.
+
+    The endpoint is "connected" to the socket, or has an address "new" to it, or a "known" one.
+    """
+    with blocking() as plain:
+        where = plain.getsockname()
+        options: Any = {"remote_addr": where} if kind == "connected" else {"local_addr": LOCAL}
+        async with endpoint(loop, Messages(), **options) as (transport, mailbox):
+            if kind == "known":
+                plain.sendto(b"hello", transport.get_extra_info("sockname"))
+                await mailbox.received()
+            yield transport, None if kind == "connected" else where, plain
+            assert mailbox.errors == []
+
+
+each_kind = pytest.mark.parametrize("kind", ["connected", "new", "known"])
+NUMBERS = array.array("I", range(5))
+BUFFERS: tuple[Any, ...] = (
+    [b"one"],
+    [b"one", b"two", b"", b"three"],
+    (bytearray(b"array"),),
+    [memoryview(b"a view"), bytearray(b" and more")],
+    [memoryview(NUMBERS), NUMBERS],
+    [noise(30_000), noise(35_507)],
+    [],
+)
+
+
+@each_kind
+@on_loop
+async def test_sendmsg_joins_its_buffers(loop: Loop, kind: str) -> None:
+    async with sender(loop, kind) as (transport, address, plain):
+        for buffers in BUFFERS:
+            data = b"".join(map(bytes, buffers))
+            transport.sendmsg(buffers, addr=address)
+            transport.sendmsg(iter(buffers), iter([tos(3)]), address)
+            messages = [plain_message(plain) for _ in range(2)]
+            assert [message.data for message in messages] == [data, data]
+            assert seen_tos(messages) == [0, 3]
+            assert messages[0].addr == transport.get_extra_info("sockname")
+
+
+@each_kind
+@on_loop
+async def test_ancillary_data_apply_to_one_datagram(loop: Loop, kind: str) -> None:
+    async with sender(loop, kind) as (transport, address, plain):
+        port = transport.get_extra_info("sockname")[1]
+        # The last one counts. From ten on, they and the source have more than 256 bytes.
+        for count in (1, 2, 9, 10, 40):
+            host = f"127.0.0.{count + 1}"
+            source = (IP, IP_PKTINFO, struct.pack("=i4s4s", 0, socket.inet_aton(host), b""))
+            items = [source, *(tos(4 * number) for number in range(count))]
+            transport.sendmsg([b"x"], items, address)
+            transport.sendmsg([b"x"], [], address)
+            messages = [plain_message(plain) for _ in range(2)]
+            assert [one.addr for one in messages] == [(host, port), ("127.0.0.1", port)]
+            assert seen_tos(messages) == [4 * (count - 1), 0]
+
+
+@each_kind
+@on_loop
+async def test_all_methods_that_send_keep_their_order(loop: Loop, kind: str) -> None:
+    async with sender(loop, kind) as (transport, address, plain):
+        wanted = []
+        for number in range(10):
+            transport.sendto(b"to %d" % number, address)
+            transport.sendmsg([b"msg", b" %d" % number], [tos(number)], address)
+            transport.send_segments(b"one.two.end", 4, address)
+            wanted += [b"to %d" % number, b"msg %d" % number, b"one.", b"two.", b"end"]
+        assert [plain.recv(100) for _ in wanted] == wanted
+
+
+async def received_later(peer: socket.socket, count: int) -> list[Message]:
+    """Receive *count* messages, most of which the loop has yet to send."""
+    found: list[Message] = []
+    while len(found) < count:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                found.append(plain_message(peer))
+        await turns()
+    return found
+
+
+@on_loop
+async def test_messages_without_room_are_queued(loop: Loop, tmp_path: Path) -> None:
+    header = 8 if stdlib.EMPTY_DATAGRAMS_ARE_SENT else 0
+    ours, peer = unix_pair(tmp_path)
+    stuffed = fill_receiver(ours)
+    async with endpoint(loop, Messages(), sock=ours) as (transport, mailbox):
+        with peer:
+            transport.set_write_buffer_limits(high=500)
+            part, wanted = bytearray(3), []
+            for number in range(50):
+                assert unsent(transport) == number * (20 + 4 * header)
+                part[:] = b"%3d" % number
+                transport.sendmsg([b"message", part])
+                transport.sendto(b"to " + part)
+                transport.send_segments(b"a" + part, 2)
+                wanted += [b"message" + part, b"to " + part, *cut(b"a" + part, 2)]
+            # The queue has copies.
+            part[:] = b"bad"
+            assert mailbox.calls == ["connection_made", "pause_writing"]
+            found = await received_later(peer, stuffed + len(wanted))
+            assert [message.data for message in found[stuffed:]] == wanted
+            await until(lambda: mailbox.calls[-1] == "resume_writing")
+            assert len(mailbox.calls) == 3
+            assert unsent(transport) == 0
+
+
+@on_loop
+async def test_an_empty_message_is_not_overtaken(loop: Loop, tmp_path: Path) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuffed = fill_receiver(ours)
+    async with endpoint(loop, sock=ours) as (transport, _):
+        with peer:
+            transport.sendmsg([b""])
+            assert len(drained(peer)) == stuffed
+            transport.sendto(b"later")
+            found = await received_later(peer, 2)
+            assert [message.data for message in found] == [b"", b"later"]
+
+
+@pytest.mark.parametrize("connected", [True, False])
+@on_loop
+async def test_queued_descriptors_may_be_closed(
+    loop: Loop, tmp_path: Path, connected: bool
+) -> None:
+    ours, peer = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+    peer.bind(str(tmp_path / "peer"))
+    peer.setblocking(False)
+    address = None if connected else peer.getsockname()
+    if connected:
+        ours.connect(peer.getsockname())
+    before = open_fds()
+    async with endpoint(loop, Messages(), sock=ours) as (transport, _):
+        with peer:
+            stuffed = 0
+            while not unsent(transport):
+                transport.sendto(b"stuffing", address)
+                stuffed += 1
+            for number in range(20):
+                fds = [pipe_with(b"%d.%d" % (number, each)) for each in range(3)]
+                transport.sendmsg([b"%d" % number], [rights(*fds[:2]), rights(fds[2])], address)
+                for fd in fds:
+                    os.close(fd)
+            fd = pipe_with(b"12345")
+            transport.send_segments(b"aabbc", 2, address, [rights(fd)])
+            os.close(fd)
+            assert len(open_fds() - before) == 63
+            found = (await received_later(peer, stuffed + 23))[stuffed:]
+            for number, message in enumerate(found[:20]):
+                wanted = [b"%d.%d" % (number, each) for each in range(3)]
+                assert (message.data, contents(message.ancdata)) == (b"%d" % number, wanted)
+            assert [message.data for message in found[20:]] == [b"aa", b"bb", b"c"]
+            taken = [contents(message.ancdata, 2) for message in found[20:]]
+            assert taken == [[b"12"], [b"34"], [b"5"]]
+            assert open_fds() == before
+
+
+@pytest.mark.parametrize("end", ["abort", "close and abort", "error"])
+@on_loop
+async def test_descriptors_that_are_never_sent_are_closed(
+    loop: Loop, tmp_path: Path, end: str
+) -> None:
+    ours, peer = unix_pair(tmp_path)
+    fill_receiver(ours)
+    before = open_fds()
+    async with endpoint(loop, Messages(), sock=ours) as (transport, mailbox):
+        with peer:
+            for _ in range(10):
+                transport.sendmsg([b"queued"], [rights(0, 1)])
+            assert len(open_fds() - before) == 20
+            if end == "error":
+                peer.close()
+                await mailbox.failed(10)
+            if end == "close and abort":
+                transport.close()
+            if end != "error":
+                transport.abort()
+                await released(transport)
+            assert open_fds() <= before
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@on_loop
+async def test_a_closed_descriptor_is_an_error_of_its_message(
+    loop: Loop, tmp_path: Path, queued: bool
+) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuffed = fill_receiver(ours) if queued else 0
+    before = open_fds()
+    async with endpoint(loop, Messages(), sock=ours) as (transport, mailbox):
+        with peer:
+            transport.sendto(b"before")
+            transport.sendmsg([b"wrong"], [rights(0, 1_000_000)])
+            transport.sendto(b"behind")
+            found = await received_later(peer, stuffed + 2)
+            assert [message.data for message in found[stuffed:]] == [b"before", b"behind"]
+            assert [exc.errno for exc in mailbox.errors] == [errno.EBADF]
+            assert open_fds() == before
+
+
+class Index:
+    def __index__(self) -> int:
+        return 0
+
+
+# Buffers and ancillary data; and whether the text is that of socket.sendmsg(), too.
+WRONG: dict[str, tuple[Any, Any, bool]] = {
+    "no buffers": (5, (), True),
+    "None": (None, (), True),
+    "a text as buffer": (["x"], (), False),
+    "bytes as buffers": (b"x", (), False),
+    "a view with gaps": ([memoryview(b"a-b-")[::2]], (), False),
+    "no ancillary data": ([b"x"], 5, True),
+    "ancillary None": ([b"x"], None, True),
+    "a number as item": ([b"x"], [5], True),
+    "an iterator as item": ([b"x"], [iter((0, 1, b""))], True),
+    "a set as item": ([b"x"], [{0, 1, bytes(4)}], True),
+    "bytes as item": ([b"x"], [b"abc"], True),
+    "two in an item": ([b"x"], [(0, 1)], True),
+    "four in an item": ([b"x"], [(0, 1, b"", 2)], True),
+    "a text as level": ([b"x"], [("x", 1, b"")], False),
+    "a fraction as level": ([b"x"], [(0.5, 1, bytes(4))], False),
+    "a fraction as type": ([b"x"], [(0, 1.5, bytes(4))], False),
+    "a large level": ([b"x"], [(1 << 40, 1, b"")], False),
+    "a large type": ([b"x"], [(0, -1 << 40, b"")], False),
+    "a text as data": ([b"x"], [(0, 1, "x")], False),
+    "data with gaps": ([b"x"], [(0, 1, memoryview(bytes(8))[::2])], False),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@on_loop
+async def test_wrong_arguments_raise_what_socket_sendmsg_raises(loop: Loop, name: str) -> None:
+    *arguments, same_text = WRONG[name]
+    with udp() as peer, udp() as plain:
+        plain.connect(peer.getsockname())
+        with pytest.raises((TypeError, OverflowError, BufferError)) as wanted:
+            plain.sendmsg(*arguments)
+        async with endpoint(loop, remote_addr=peer.getsockname()) as (transport, mailbox):
+            with pytest.raises(wanted.type) as found:
+                transport.sendmsg(*arguments)
+            assert str(found.value) == str(wanted.value) or not same_text
+            assert not transport.is_closing()
+            transport.sendto(b"still open")
+            assert drained(peer, 1) == [b"still open"]
+            assert mailbox.errors == []
+
+
+@on_loop
+async def test_any_index_is_a_level_and_a_type(loop: Loop) -> None:
+    async with sender(loop, "connected") as (transport, _, plain):
+        transport.sendmsg([b"x"], [[Index(), True, bytearray(b"\x04\0\0\0")]])
+        assert seen_tos([plain_message(plain)]) == [4]
+
+
+@pytest.mark.parametrize(
+    "item", [(IP, socket.IP_TOS, b"xx"), (IP, 999, bytes(4)), (IP, 1, bytes(1 << 20))]
+)
+@on_loop
+async def test_refusals_of_the_kernel_go_to_error_received(loop: Loop, item: Item) -> None:
+    with udp() as peer:
+        with pytest.raises(OSError, match=r"Invalid argument|No buffer space") as wanted:
+            peer.sendmsg([b"x"], [item], 0, peer.getsockname())
+        async with endpoint(loop, remote_addr=peer.getsockname()) as (transport, mailbox):
+            transport.sendmsg([b"x"], [item])
+            assert [exc.errno for exc in mailbox.errors] == [wanted.value.errno]
+            transport.sendmsg([b"good"], [tos(4)])
+            assert drained(peer, 1) == [b"good"]
+
+
+def send(transport: Any, method: str, address: Any = None) -> None:
+    """Send "ab" by one of the two new methods."""
+    if method == "sendmsg":
+        transport.sendmsg([b"a", b"b"], [tos(4)], address)
+    else:
+        transport.send_segments(b"ab", 2, address, [tos(4)])
+
+
+each_method = pytest.mark.parametrize("method", ["sendmsg", "send_segments"])
+
+
+@each_method
+@on_loop
+async def test_addresses_are_those_of_sendto(loop: Loop, method: str) -> None:
+    handler_calls = record_handler_calls(loop)
+    with udp() as peer:
+        where = peer.getsockname()
+        async with endpoint(loop, remote_addr=where) as (transport, _):
+            with pytest.raises(ValueError, match=r"^Invalid address: must be None or "):
+                send(transport, method, ("127.0.0.1", 9))
+            send(transport, method, where)
+        async with endpoint(loop, local_addr=LOCAL) as (transport, mailbox):
+            send(transport, method, ("localhost", where[1]))
+            assert drained(peer, 2) == [b"ab", b"ab"]
+            send(transport, method, "text")
+            await until(lambda: mailbox.lost != [])
+            assert isinstance(mailbox.lost[0], TypeError)
+    assert [call["exception"] for call in handler_calls] == mailbox.lost
+    handler_calls.clear()
+
+
+@each_method
+@on_loop
+async def test_messages_after_closing_are_dropped_and_logged(
+    loop: Loop, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    with udp() as peer:
+        async with endpoint(loop, remote_addr=peer.getsockname()) as (transport, mailbox):
+            transport.close()
+            for _ in range(4):
+                send(transport, method)
+            assert caplog.text == ""
+            send(transport, method)
+            assert "socket.send() raised exception." in caplog.text
+            await released(transport)
+            send(transport, method)
+            assert drained(peer) == []
+            assert mailbox.errors == []
+
+
+# ── send_segments() ───────────────────────────────────────────────────────────────────────
+
+SIZES = "3000/1000 2500/1000 999/1000 1000/1000 1/1 5/1 0/10 640/10 641/10 3005/10 65507/1400 "
+SIZES += "120000/1400 150000/40000 131015/65507 100/70000"
+
+
+async def check_segments(
+    transport: Any, plain: socket.socket, data: Any, size: int, address: Any
+) -> None:
+    """Check that *plain* gets the segments of *data* in order, each with its ancillary data."""
+    for count in (0, 1, 12):
+        transport.send_segments(data, size, address, [tos(4 * each) for each in range(count)])
+        transport.sendto(b"the end", address)
+        wanted = [*cut(bytes(data), size), b"the end"]
+        messages = [plain_message(plain) for _ in wanted]
+        assert [message.data for message in messages] == wanted
+        assert seen_tos(messages) == [4 * max(count - 1, 0)] * (len(wanted) - 1) + [0]
+
+
+@each_kind
+@pytest.mark.parametrize("sizes", SIZES.split())
+@on_loop
+async def test_segments_arrive_in_order(loop: Loop, kind: str, sizes: str) -> None:
+    total, size = map(int, sizes.split("/"))
+    async with sender(loop, kind) as (transport, address, plain):
+        await check_segments(transport, plain, noise(total), size, address)
+
+
+@pytest.mark.parametrize("data", [bytearray(7), memoryview(NUMBERS), memoryview(b"g-a-p-s-")[::2]])
+@on_loop
+async def test_any_bytes_like_object_is_cut(loop: Loop, data: Any) -> None:
+    async with sender(loop, "new") as (transport, address, plain):
+        await check_segments(transport, plain, data, 3, address)
+
+
+def uncut(kind: str) -> socket.socket:
+    """Return a socket whose messages the kernel does not cut."""
+    try:
+        sock = socket.socket(type=socket.SOCK_DGRAM, proto=UDP_LITE if kind == "UDP-Lite" else 0)
+    except OSError:
+        pytest.skip("this kernel has no UDP-Lite")
+    if kind == "no checksums":
+        enable(sock, SOCKET, SO_NO_CHECK)
+    sock.bind(LOCAL)
+    return sock
+
+
+each_uncut = pytest.mark.parametrize("kind", ["no checksums", "UDP-Lite"])
+
+
+@each_uncut
+@on_loop
+async def test_segments_arrive_where_the_kernel_cuts_nothing(loop: Loop, kind: str) -> None:
+    with uncut(kind) as plain:
+        tell_all(plain)
+        plain.settimeout(PATIENCE)
+        async with endpoint(loop, sock=uncut(kind)) as (transport, mailbox):
+            for total, size in ((3000, 1000), (2500, 1000), (100, 1), (0, 5), (90_000, 40_000)):
+                where = plain.getsockname()
+                await check_segments(transport, plain, noise(total), size, where)
+            assert mailbox.errors == []
+
+
+@each_uncut
+@on_loop
+async def test_an_abort_in_error_received_ends_segments(loop: Loop, kind: str) -> None:
+    class Aborting(Mailbox):
+        def error_received(self, exc: Exception) -> None:
+            super().error_received(exc)
+            self.transport.abort()
+
+    ours = uncut(kind)
+    with uncut(kind) as peer:
+        ours.connect(peer.getsockname())
+    async with endpoint(loop, Aborting(), sock=ours) as (transport, mailbox):
+        # The first segment brings an error, which the send of the second one returns.
+        transport.send_segments(bytes(20), 2)
+        await released(transport)
+        assert [type(exc) for exc in mailbox.errors] == [ConnectionRefusedError]
+
+
+WRONG_SEGMENTS: dict[type[Exception], tuple[Any, ...]] = {
+    ValueError: ((b"xx", 0), (b"xx", -1)),
+    OverflowError: ((b"xx", 1 << 64),),
+    TypeError: ((b"xx", "x"), (b"xx", 1.5), ("xx", 1), (b"xx", 1, None, 5), (b"xx", 1, None, [5])),
+}
+
+
+@pytest.mark.parametrize("error", WRONG_SEGMENTS)
+@on_loop
+async def test_wrong_segments_are_refused(loop: Loop, error: type[Exception]) -> None:
+    async with sender(loop, "connected") as (transport, _, plain):
+        for arguments in WRONG_SEGMENTS[error]:
+            with pytest.raises(error):
+                transport.send_segments(*arguments)
+            assert not transport.is_closing()
+            transport.sendto(b"still open")
+            assert plain.recv(100) == b"still open"
+
+
+@on_loop
+async def test_a_segment_longer_than_a_packet_is_an_error(loop: Loop) -> None:
+    async with sender(loop, "new") as (transport, address, plain):
+        transport.send_segments(bytes(70_001), 70_000, address)
+        assert plain.recv(100) == bytes(1)
+        errors = transport.get_protocol().errors
+        assert [exc.errno for exc in errors] == [errno.EMSGSIZE]
+        errors.clear()
