@@ -22,6 +22,10 @@ cdef class StreamTransport(WriteTransport):
     cdef bint reports_inq           # recv(2) tells how many bytes are left; not after the end
     cdef int room                   # bytes that the next recv(2) asks for
 
+    # receiving descriptors
+    cdef bint is_unix
+    cdef bint takes_fds             # the protocol has fds_received(): nothing but polls
+
     # of an accepted IPv4 or IPv6 connection, for make_extra
     cdef LocalEnd local_end         # None for every other connection
     cdef sockaddr_in6 peer          # or a sockaddr_in, or zeroes
@@ -36,6 +40,8 @@ cdef class StreamTransport(WriteTransport):
     cdef int enter_large(self) except -1
     cdef int leave_large(self) except -1
     cdef int recv_once(self) except -1
+    cdef int recv_with_fds(self) except? -1
+    cdef int see_fds(self) except -1
     cdef int recv_by_copy(self) except? -1
     cdef char *loop_memory(self) except NULL
     cdef int loop_room(self) noexcept

@@ -21,6 +21,9 @@ POLL arms a multishot poll; for a plain protocol recv(2) then writes into the ob
 protocol gets. A batch of large receives would be out of the processor's cache before the first is
 processed, and copying large messages costs more than the system call.
 
+A protocol of a UNIX connection that has fds_received() gets descriptors, too: for it recvmsg(2)
+receives after each poll.
+
 A multishot receive may miss the peer's end. A one-shot poll for the end, `end_op`, therefore stays
 in flight beside it; when that poll reports, POLL_ONCE takes what is left, and the end.
 
@@ -51,6 +54,7 @@ from uringloop._kernel.libc cimport (
     AF_INET,
     AF_INET6,
     AF_UNIX,
+    MSG_CMSG_CLOEXEC,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
     POLLIN,
@@ -108,6 +112,8 @@ from uringloop._transport.transport cimport (
 from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
+from uringloop._net.socket_messages import fds_in
+
 
 cdef enum:
     # A connection enters POLL when the average size of its receives exceeds the first number, and
@@ -125,7 +131,10 @@ cdef enum:
     # Records that TLS keeps go to a BIO, whose memory grows by a third more and does not shrink.
     KEPT_AT_ONCE_MAX = 64 * 1024
 
+# Room for the descriptors of a message, of which the kernel passes 253 on at most.
+cdef Py_ssize_t FDS_ROOM = socket.CMSG_SPACE(253 * 4)
 cdef object NAME_EOF_RECEIVED = "eof_received"
+cdef object NAME_FDS_RECEIVED = "fds_received"
 cdef str READ_FAILED = "Fatal read error on socket transport"
 cdef frozenset NODELAY_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP))
 cdef object EOF = object()
@@ -235,7 +244,7 @@ cdef class StreamTransport(WriteTransport):
         """Count the *size* bytes of a receive, and notice that messages have become large."""
         count_total(&self.loop.counters.received_bytes, size)
         self.average += (size - self.average) >> AVERAGE_SHIFT
-        if self.average > LARGE_RECEIVE and not self.messages_large:
+        if self.average > LARGE_RECEIVE and not self.messages_large and not self.takes_fds:
             return self.enter_large()
         return 0
 
@@ -296,7 +305,9 @@ cdef class StreamTransport(WriteTransport):
         cdef int left = 0
         self.loop.ring.check_not_forked()
         try:
-            if self.kind == BUFFERED:
+            if self.takes_fds:
+                size = self.recv_with_fds()
+            elif self.kind == BUFFERED:
                 size = self.recv_into_buffer(&left)
                 if size > 0:
                     self.count_polled(size)
@@ -309,6 +320,32 @@ cdef class StreamTransport(WriteTransport):
         elif size != -EAGAIN and size != -EINTR:
             return self.end_reading_by(size)
         return 0
+
+    cdef int recv_with_fds(self) except? -1:
+        """Receive bytes, and descriptors that come with the first of them; the protocol owns both.
+        """
+        cdef PyObject *result
+        cdef list fds
+        try:
+            data, ancillary, _, _ = self.sock.recvmsg(
+                SCRATCH_SIZE, FDS_ROOM, MSG_CMSG_CLOEXEC)
+        except OSError as exc:
+            return -exc.errno
+        fds = fds_in(ancillary)
+        self.count_received(len(data))
+        if fds:
+            result = self.call(NAME_FDS_RECEIVED, <PyObject*>fds)
+            if result == NULL:
+                self.stash_item(data)
+                self.fatal_error(
+                    pending_exception(), "Fatal error: protocol.fds_received() call failed.")
+                return len(data)
+            Py_DECREF_owned(result)
+        if self.paused:
+            self.stash_item(data)
+        elif data and self.life < CLOSING:
+            deliver(self, data)
+        return len(data)
 
     cdef int recv_by_copy(self) except? -1:
         """Receive into the loop's memory, and deliver a copy of what has come."""
@@ -703,6 +740,18 @@ cdef class StreamTransport(WriteTransport):
     cdef int use_protocol(self, object protocol) except -1:
         WriteTransport.use_protocol(self, protocol)
         self.kind = kind_of(protocol)
+        return self.see_fds() if self.is_unix else 0
+
+    cdef int see_fds(self) except -1:
+        """Notice whether the protocol of a UNIX connection takes descriptors."""
+        self.is_unix = True
+        self.takes_fds = getattr(type(self.protocol), NAME_FDS_RECEIVED, None) is not None
+        if self.takes_fds:
+            # A receive into the pool's buffers has no room for descriptors.
+            self.may_multishot = False
+            self.return_to_polls()
+            if self.messages_large:
+                self.leave_large()
         return 0
 
 
@@ -715,8 +764,10 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # This comes last: whatever raises leaves the socket to the caller.
     transport.adopt(loop, sock, extra)
-    if family_of(sock) == AF_UNIX and not transport.loop.ring.uses(UNIX_MULTISHOT):
-        transport.may_multishot = False
+    if family_of(sock) == AF_UNIX:
+        if not transport.loop.ring.uses(UNIX_MULTISHOT):
+            transport.may_multishot = False
+        transport.see_fds()
     return transport
 
 
