@@ -284,7 +284,14 @@ class Loop(BaseLoop):
         reuse_port: bool | None = None,
         allow_broadcast: bool | None = None,
         sock: socket.socket | None = None,
+        gro: bool = False,
     ) -> tuple[asyncio.DatagramTransport, D]:
+        """Open an endpoint as asyncio does.
+
+        A protocol with `message_received(data, ancdata, flags, addr)` gets ancillary data, too.
+        With *gro* the kernel passes the datagrams of one sender on together, which is cheaper; the
+        protocol still gets each by itself. Raises OSError where sockets cannot do that.
+        """
         self._check_owner()
         datagram_endpoints.check_reuse_address(reuse_address)
         return await datagram_endpoints.create_datagram_endpoint(
@@ -298,6 +305,7 @@ class Loop(BaseLoop):
             reuse_port=reuse_port,
             allow_broadcast=allow_broadcast,
             sock=sock,
+            gro=gro,
         )
 
     def _make_datagram(
@@ -324,7 +332,13 @@ class Loop(BaseLoop):
         ssl_handshake_timeout: float | None = None,
         ssl_shutdown_timeout: float | None = None,
         start_serving: bool = True,
+        max_connections: int | None = None,
     ) -> servers.Server:
+        """Create a server as asyncio does.
+
+        Connections above *max_connections* wait in the backlog, in order. Raises TypeError or
+        ValueError for a limit that is not a positive number.
+        """
         self._check_owner()
         tls_options = upgrade.server_options(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
@@ -341,6 +355,7 @@ class Loop(BaseLoop):
             reuse_port=reuse_port,
             keep_alive=keep_alive,
             start_serving=start_serving,
+            max_connections=max_connections,
             tls_options=tls_options,
         )
 
@@ -357,7 +372,13 @@ class Loop(BaseLoop):
         start_serving: bool = True,
         cleanup_socket: bool | None = stdlib.CLOSE_REMOVES_FILE,
         mode: int | None = None,
+        max_connections: int | None = None,
     ) -> servers.Server:
+        """Create a server as asyncio does.
+
+        Connections above *max_connections* wait in the backlog, in order. Raises TypeError or
+        ValueError for a limit that is not a positive number.
+        """
         self._check_owner()
         tls_options = upgrade.server_options(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         argument_checks.check_ssl_timeouts(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
@@ -370,6 +391,7 @@ class Loop(BaseLoop):
             start_serving=start_serving,
             cleanup_socket=bool(cleanup_socket),
             mode=mode,
+            max_connections=max_connections,
             tls_options=tls_options,
         )
 

@@ -120,26 +120,6 @@ BEFOREHAND = {
         for name in ("server.pem", "ca.pem"):
             shutil.copy({str(CERTIFICATES)!r} + "/" + name, name)
         """,
-    # Forty datagrams; only the first one is read.
-    ("docs/decisions/0005-datagrams.md", "Datagrams"): """
-        import asyncio, atexit, socket, uringloop
-        receiver = socket.socket(type=socket.SOCK_DGRAM)
-        receiver.bind(("127.0.0.1", 0))
-        runner = asyncio.Runner(loop_factory=uringloop.new_event_loop)
-        transport, _ = runner.run(
-            runner.get_loop().create_datagram_endpoint(
-                asyncio.DatagramProtocol, remote_addr=receiver.getsockname()
-            )
-        )
-        forty_datagrams_of_1400_bytes = [bytes(1400)] * 40
-
-        @atexit.register
-        def check():
-            assert len(receiver.recv(65536)) == 1400
-            receiver.close()
-            transport.close()
-            runner.close()
-        """,
 }
 
 # Packages that a test environment may lack; each is in an extra of pyproject.toml.

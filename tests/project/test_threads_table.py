@@ -317,6 +317,8 @@ RECIPES: dict[str, Recipe] = {
     "seek": lambda s: (0,),
     "send_signal": lambda s: (signal.SIGCONT,),
     "sendfile": lambda s: (s.run(a_stream(s)), s.ends.enter_context(s.path().open("rb"))),
+    "send_segments": lambda s: (b"x", 1, ("127.0.0.1", 9)),
+    "sendmsg": lambda s: ([b"x"], (), ("127.0.0.1", 9)),
     "sendto": lambda s: (b"x", ("127.0.0.1", 9)),
     "set_debug": lambda s: (s.debug,),
     "set_default_executor": lambda s: (

@@ -290,8 +290,20 @@ MUTANTS = (
     Mutant(
         "a listener that has paused does not become ACCEPTING",
         "_net/listener.pyx",
-        "        self.state = ACCEPTING\n",
+        "        assert self.state == PAUSED\n        self.state = ACCEPTING\n",
+        "        assert self.state == PAUSED\n",
+    ),
+    Mutant(
+        "a server at its limit goes on accepting",
+        "_net/listener.pyx",
+        "            self.state = HELD\n",
         "",
+    ),
+    Mutant(
+        "a server below its limit does not accept again",
+        "_net/listener.pyx",
+        "            self.state = ACCEPTING\n            self.loop.add_flush(self)\n",
+        "            self.state = ACCEPTING\n",
     ),
     Mutant(
         "a closed listener does not become CLOSED",

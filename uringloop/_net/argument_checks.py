@@ -73,3 +73,15 @@ def check_is_c_int(fd: int) -> None:
     """Raise OverflowError for a number that no descriptor can have, as selectors do."""
     if fd > C_INT_MAX:
         raise OverflowError("Python int too large to convert to C int")
+
+
+def check_limit(max_connections: int | None) -> None:
+    """Raise TypeError or ValueError for a limit of a server that is not a positive number."""
+    if max_connections is None:
+        return
+    if not isinstance(max_connections, int):
+        raise TypeError(
+            f"max_connections must be an integer or None, not {type(max_connections).__name__}"
+        )
+    if max_connections < 1:
+        raise ValueError(f"max_connections must be at least 1: {max_connections!r}")

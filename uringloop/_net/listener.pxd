@@ -11,6 +11,7 @@ from uringloop._transport.transport cimport Connections
 cdef enum ListenerState:
     ACCEPTING
     PAUSED          # accept4(2) keeps failing, for want of descriptors, say; `retry` ends the pause
+    HELD            # by the server, which is at its limit or paused
     STOPPED         # accept4(2) or the poll has failed for good; the socket is not closed
     CLOSED          # by close(); the socket is closed when the poll has ended
 
@@ -26,6 +27,7 @@ cdef class Listener(ListeningSocket):
     cdef ListenerState state
     cdef object retry           # the timer of PAUSED; else None
     cdef int failures           # of accept4(2) in a row
+    cdef list given             # sockets that serve() has got while the listener was HELD or PAUSED
 
     cdef bint share(self) except -1
     cdef SharedListeners shared_listeners(self)
@@ -42,6 +44,6 @@ cdef class Listener(ListeningSocket):
     cdef StreamTransport new_transport(
         self, int fd, const sockaddr_in6 *peer, unsigned int size, object protocol)
     cdef LocalEnd local_end(self, int fd)
-    cdef int pause_accepting(self, int res) except -1
+    cdef int pause(self, int res) except -1
     cdef int cancel_retry(self) except -1
     cdef int report(self, object exc, str message) except -1

@@ -6,8 +6,9 @@ connections from other processes that share the socket: an armed accept stays at
 socket's wait queue. A poll takes nothing. It holds the listening file open, so `close` reaps it
 before it closes the socket, and the port can be bound again at once.
 
-    ACCEPTING ──pause_accepting()──> PAUSED ──_retry_accept()──> ACCEPTING
-        └───────────stop()──────────────┴──────> STOPPED      any ──close()──> CLOSED
+    ACCEPTING ──pause()──> PAUSED ──_retry_accept()──> ACCEPTING
+    ACCEPTING, PAUSED ──hold()──> HELD ──release()──> ACCEPTING
+    ACCEPTING, PAUSED ──stop()──> STOPPED      any ──close()──> CLOSED
 
 The socket may also be `shared`: then SharedListeners wait for its connections, and its poll is in
 flight only while this process sleeps in its ring.
@@ -89,6 +90,7 @@ cdef class Listener(ListeningSocket):
         self.factory = factory
         self.connections = connections
         self.shared = shared
+        self.given = []
         self.forks = loop.ring.forks()
         self.nodelay = wants_nodelay(sock)
         if self.nodelay:
@@ -126,6 +128,31 @@ cdef class Listener(ListeningSocket):
         self.loop.ring.reap(&self.poll_op)
         if not self.poll_op.in_flight:
             self.sock.close()
+        for sock in self.given:
+            sock.close()
+        self.given.clear()
+
+    def hold(self):
+        """Let connections wait in the backlog until release(); other processes may accept them."""
+        if self.state == ACCEPTING or self.state == PAUSED:
+            self.cancel_retry()
+            self.state = HELD
+            self.stop_waiting()
+
+    def release(self):
+        """Accept again, at the end of this turn."""
+        if self.state == HELD:
+            self.state = ACCEPTING
+            self.loop.add_flush(self)
+
+    def accept_rest(self, most):
+        """Accept up to *most* of the connections that wait, unless others can; close() follows."""
+        # From now on other processes do not count on this one.
+        self.hold()
+        if self.state == HELD and not self.others_accept():
+            self.state = ACCEPTING
+            self.shared = False
+            self.accept_waiting(most)
 
     # ── accepting ────────────────────────────────────────────────────────────────────────────
 
@@ -168,7 +195,7 @@ cdef class Listener(ListeningSocket):
         if self.state == CLOSED:
             self.sock.close()
             return 0
-        if self.shared:
+        if self.shared and self.accepts():
             self.shared_listeners().wait_at_epoll()
         # ECONNABORTED: the ring was replaced, and the poll's result is unknown.
         if res < 0 and res != -ECANCELED and res != -ECONNABORTED:
@@ -177,8 +204,15 @@ cdef class Listener(ListeningSocket):
         return self.loop.add_flush(self)
 
     cdef int flush(self) except -1:
+        if not self.shared:
+            # First, because a server at its limit needs no poll after that.
+            try:
+                self.accept_waiting(ACCEPTS_MAX)
+            finally:
+                self.start()
+            return 0
         self.start()
-        if not self.shared or self.is_alone():
+        if self.is_alone():
             self.accept_waiting(ACCEPTS_MAX)
         elif not self.loop.sleeper.is_exclusive():
             # The poll does not report again what waited when it completed.
@@ -193,6 +227,8 @@ cdef class Listener(ListeningSocket):
         cdef int res
         cdef int before = most
         try:
+            while self.given and self.accepts():
+                self.begin_connection(-1, NULL, 0, self.given.pop(0))
             while more and most > 0 and self.accepts():
                 # The factory of a protocol may have forked.
                 self.loop.ring.check_not_forked()
@@ -218,7 +254,7 @@ cdef class Listener(ListeningSocket):
                 res = self.shared_listeners().keep_spare()
                 if res < 0:
                     # Stop before a connection wakes this process, which could not accept it.
-                    self.pause_accepting(res)
+                    self.pause(res)
             elif self.accepts() and more:
                 # The poll does not report these connections again.
                 self.loop.add_flush(self)
@@ -260,7 +296,7 @@ cdef class Listener(ListeningSocket):
         if res in LASTING_ERRORS:
             self.stop(res)
         else:
-            self.pause_accepting(res)
+            self.pause(res)
         return False
 
     cdef int stop(self, int res) except -1:
@@ -283,13 +319,16 @@ cdef class Listener(ListeningSocket):
         """Return whether the listener waits for descriptors or memory."""
         return self.state == PAUSED
 
-    def is_accepting(self):
-        """Return whether the listener is neither paused nor closed nor stopped."""
-        return self.accepts()
+    def is_open(self):
+        """Return whether the listener accepts, now or later."""
+        return self.state != STOPPED and self.state != CLOSED
 
     def serve(self, sock):
-        """Serve a connection that was not accepted here; the transport owns *sock*."""
-        self.begin_connection(-1, NULL, 0, sock)
+        """Serve a connection that was not accepted here, which then owns *sock*, when it may."""
+        if self.accepts():
+            self.begin_connection(-1, NULL, 0, sock)
+        else:
+            self.given.append(sock)
 
     cdef int begin_connection(
             self, int fd, const sockaddr_in6 *peer, unsigned int size, object sock) except -1:
@@ -354,7 +393,7 @@ cdef class Listener(ListeningSocket):
             self.newest_end = self.newest_end.with_name(&name, size)
         return self.newest_end
 
-    cdef int pause_accepting(self, int res) except -1:
+    cdef int pause(self, int res) except -1:
         """Stop accepting for ACCEPT_RETRY_DELAY seconds; connections wait in the backlog."""
         if self.shared:
             self.stop_waiting()
@@ -382,7 +421,7 @@ cdef class Listener(ListeningSocket):
         assert self.state == PAUSED
         self.state = ACCEPTING
         if res < 0:
-            self.pause_accepting(res)
+            self.pause(res)
         else:
             self.start()
             self.accept_waiting(ACCEPTS_MAX)

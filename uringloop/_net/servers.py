@@ -13,13 +13,14 @@ import weakref
 from asyncio import trsock
 from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from uringloop._cpython import stdlib
-from uringloop._net.argument_checks import bind_failure, check_socket
+from uringloop._net.argument_checks import bind_failure, check_limit, check_socket
 from uringloop._net.listener import Listener
 from uringloop._net.resolver import AddressInfo, ensure_resolved
 from uringloop._tls import upgrade
+from uringloop._tls.ssl_protocol import SSLProtocol
 from uringloop._transport.transport import Connections
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ _stat, _unlink = posix.stat, posix.unlink
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 Hosts = str | Iterable[str] | None
+
+
+class Drained(NamedTuple):
+    """How the connections of a drained server have ended."""
+
+    ended: int  # by themselves, before the timeout
+    closed: int  # by close(), after what was written to them had been sent
+    aborted: int  # by abort(), because that took too long
 
 
 class Server(asyncio.Server):
@@ -49,6 +58,7 @@ class Server(asyncio.Server):
         tls_options: upgrade.Options | None,
         *,
         shared: bool,
+        max_connections: int | None,
     ) -> None:
         self._loop = loop
         self._sockets: list[socket.socket] | None = sockets
@@ -70,6 +80,10 @@ class Server(asyncio.Server):
         self._shared = shared
         # The connections of uringloop's transports; an abandoned one detaches itself in __del__.
         self._connections = Connections(loop, self._wake_if_done)
+        # pause_accepting() was called, resume_accepting() was not.
+        self._paused = False
+        self._max_connections: int | None = None
+        self._limit_to(max_connections)
         # Transports of other classes, which call _attach() and _detach() as asyncio's do.
         self._foreign_transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
         # How often _attach() was called without a transport, less the calls of _detach().
@@ -128,6 +142,80 @@ class Server(asyncio.Server):
         for transport in self._transports():
             transport.abort()
 
+    # ── limits ───────────────────────────────────────────────────────────────────────────────
+
+    def pause_accepting(self) -> None:
+        """Let new connections wait in the backlog, or be accepted by other processes."""
+        self._loop._check_owner()
+        self._paused = True
+        self._hold_or_release()
+
+    def resume_accepting(self) -> None:
+        """Accept again what waits, up to the limit of the server."""
+        self._loop._check_owner()
+        self._paused = False
+        self._hold_or_release()
+
+    @property
+    def max_connections(self) -> int | None:
+        """The limit; None for none. A lower one than there are connections closes none of them."""
+        return self._max_connections
+
+    @max_connections.setter
+    def max_connections(self, limit: int | None) -> None:
+        self._loop._check_owner()
+        check_limit(limit)
+        self._limit_to(limit)
+        self._hold_or_release()
+
+    def _limit_to(self, limit: int | None) -> None:
+        self._max_connections = limit
+        self._connections.limit_to(limit, None if limit is None else self._hold_or_release)
+
+    def _may_accept(self) -> bool:
+        return not self._paused and self._connections.has_room()
+
+    def _hold_or_release(self) -> None:
+        for listener in self._listeners:
+            if self._may_accept():
+                listener.release()
+            else:
+                listener.hold()
+
+    async def drain(self, timeout: float | None = None, close_timeout: float = 1.0) -> Drained:
+        """Stop listening, and wait until the connections have ended; return how they did.
+
+        What waits in the backlog is served, too, unless other processes accept from the socket.
+        After *timeout* seconds the connections that remain are closed, and *close_timeout* seconds
+        later aborted. serve_forever() ends at the end of this.
+        """
+        self._loop._check_owner()
+        # What the backlog has would be reset.
+        self._limit_to(None)
+        for listener in self._listeners:
+            listener.accept_rest(self._backlog + 1)
+        self._stop_listening()
+        try:
+            count = self._active_count
+            await self._until_ended(timeout)
+            remaining = self._active_count
+            for transport in self._transports():
+                close_politely(transport)
+            await self._until_ended(close_timeout)
+            aborted = self._active_count
+            self.abort_clients()
+            await self._until_ended(close_timeout)
+        finally:
+            self.close()
+        return Drained(count - remaining, remaining - aborted, aborted)
+
+    async def _until_ended(self, timeout: float | None) -> None:
+        """Wait until there is no connection any more, for *timeout* seconds at most."""
+        if self._active_count and self._waiters is not None:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await asyncio.wait([waiter], timeout=timeout)
+
     # ── asyncio.Server ───────────────────────────────────────────────────────────────────────
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -151,7 +239,10 @@ class Server(asyncio.Server):
             )
             sock.listen(self._backlog)
             self._listeners.append(listener)
-            listener.start()
+            if self._may_accept():
+                listener.start()
+            else:
+                listener.hold()
             if self._loop._first_server is None:
                 self._loop._first_server = sock.getsockname()
 
@@ -185,6 +276,13 @@ class Server(asyncio.Server):
     def close(self) -> None:
         """Stop listening. The ports are free when this returns; connections stay open."""
         self._loop._check_owner()
+        self._stop_listening()
+        if self._serving_forever_fut is not None and not self._serving_forever_fut.done():
+            self._serving_forever_fut.cancel()
+            self._serving_forever_fut = None
+        self._wake_if_done()
+
+    def _stop_listening(self) -> None:
         sockets, self._sockets = self._sockets, None
         if sockets is None:
             return
@@ -197,10 +295,6 @@ class Server(asyncio.Server):
         self._serving = False
         if self._socket_file is not None:
             _remove_socket_file(*self._socket_file)
-        if self._serving_forever_fut is not None and not self._serving_forever_fut.done():
-            self._serving_forever_fut.cancel()
-            self._serving_forever_fut = None
-        self._wake_if_done()
 
     async def wait_closed(self) -> None:
         """Wait until the server is closed and its connections have ended.
@@ -215,6 +309,15 @@ class Server(asyncio.Server):
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
         await waiter
+
+
+def close_politely(transport: asyncio.Transport) -> None:
+    """Close a connection as its protocol would: TLS tells the peer that this is the end."""
+    protocol = transport.get_protocol()
+    if isinstance(protocol, SSLProtocol):
+        upgrade.app_transport(protocol).close()
+    else:
+        transport.close()
 
 
 # ── TCP ──────────────────────────────────────────────────────────────────────────────────────
@@ -234,8 +337,10 @@ async def create_server(
     reuse_port: bool | None,
     keep_alive: bool | None,
     start_serving: bool,
+    max_connections: int | None,
     tls_options: upgrade.Options | None,
 ) -> Server:
+    check_limit(max_connections)
     if host is not None or port is not None:
         if sock is not None:
             raise ValueError("host/port and sock can not be specified at the same time")
@@ -254,7 +359,15 @@ async def create_server(
             raise ValueError(f"A Stream Socket was expected, got {sock!r}")
         sockets = [sock]
     shared = sock is not None
-    server = Server(loop, sockets, protocol_factory, backlog, tls_options, shared=shared)
+    server = Server(
+        loop,
+        sockets,
+        protocol_factory,
+        backlog,
+        tls_options,
+        shared=shared,
+        max_connections=max_connections,
+    )
     return await _serve(server, sockets, start_serving)
 
 
@@ -359,8 +472,10 @@ async def create_unix_server(
     start_serving: bool,
     cleanup_socket: bool,
     mode: int | None,
+    max_connections: int | None,
     tls_options: upgrade.Options | None,
 ) -> Server:
+    check_limit(max_connections)
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
@@ -373,7 +488,15 @@ async def create_unix_server(
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
     shared = path is None
-    server = Server(loop, [sock], protocol_factory, backlog, tls_options, shared=shared)
+    server = Server(
+        loop,
+        [sock],
+        protocol_factory,
+        backlog,
+        tls_options,
+        shared=shared,
+        max_connections=max_connections,
+    )
     if cleanup_socket:
         # Find the file before the server listens, because nobody gets the server if this raises.
         try:

@@ -24,6 +24,7 @@ cdef class ListeningSocket(TurnUser):
     cdef int submit_poll(self) except -1
     cdef int accept_waiting(self, int most) except -1
     cdef bint is_shared_by_now(self) except -1
+    cdef bint others_accept(self) except -1
 
 
 cdef class SharedListeners(EpollUser):

@@ -31,7 +31,12 @@ from uringloop._kernel.io_uring cimport io_uring_sqe
 from uringloop._kernel.libc cimport POLLIN, close, sched_yield
 from uringloop._kernel.sockets cimport io_uring_prep_poll_multishot, uring_may_accept
 from uringloop._kernel.wakeup cimport uring_new_wake_fd
-from uringloop._net.shared_sockets cimport uring_is_crowded, uring_is_shared, uring_mark_shared
+from uringloop._net.shared_sockets cimport (
+    uring_is_crowded,
+    uring_is_shared,
+    uring_mark_shared,
+    uring_unmark_shared,
+)
 from uringloop._ring.features cimport SHARED_ACCEPT
 from uringloop._turn.sleeper cimport EpollUser, listening_fd, listening_key
 from uringloop._turn.turn cimport LoopCore, TurnUser
@@ -92,6 +97,11 @@ cdef class ListeningSocket(TurnUser):
         if now - self.checked_ns < OTHERS_EVERY_NS:
             return False
         self.checked_ns = now
+        return self.others_accept()
+
+    cdef bint others_accept(self) except -1:
+        """Return whether others accept from it, if this loop does not: SharedListeners have it not.
+        """
         return self.inode in LOOPS or uring_is_shared(self.fd)
 
 
@@ -125,6 +135,8 @@ cdef class SharedListeners(EpollUser):
         if self.listeners.pop(listener.fd, None) is None:
             return 0
         count_loop(listener, -1)
+        if listener.inode not in LOOPS:
+            uring_unmark_shared(listener.fd)
         self.leave_queue(listener)
         if not self.listeners:
             self.sleeper.go_to_ring()

@@ -16,6 +16,13 @@ static inline void uring_mark_shared(int fd) {
     fcntl(fd, F_SETLK, &lock);
 }
 
+/* Takes the mark of this process off. */
+static inline void uring_unmark_shared(int fd) {
+    struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_len = 1};
+
+    fcntl(fd, F_SETLK, &lock);
+}
+
 /* Returns whether another process has marked the socket (uring_mark_shared). Takes 0.3 us. */
 static inline bool uring_is_shared(int fd) {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};

@@ -171,7 +171,7 @@ class Connections:
 
     def accept(self, listener: Listener, accepted: socket.socket, refuse: Refusal) -> None:
         loop = self.loop
-        if not listener.is_accepting():
+        if not listener.is_open():
             # The server has been closed with the connection in its backlog.
             refuse()
             accepted.close()
