@@ -6,8 +6,9 @@ connection for each request. The table shows requests per second and the smalles
 relative to an equal distribution (1.00). The loops take turns in each round; a figure is the median
 of the rounds.
 
-With `--reload` it counts the requests that are aborted while gunicorn's two workers are replaced
-eight times (SIGHUP), under a load that opens a connection for each request.
+With `--reload N` it counts the requests that are aborted while two workers are replaced N times by
+SIGHUP (8 by default), under a load of clients that open a connection for each request, and of
+clients that keep theirs.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ PAUSE_S = 0.003
 # Limits for the start of all workers, and for the exit of a server.
 START_S = 60.0
 END_S = 10.0
-RELOADS = 8
 RELOAD_EVERY_S = 1.2
 RELOAD_CLIENTS = 8
 
@@ -83,6 +83,16 @@ app = fastapi.FastAPI()
 @app.get("/")
 async def answer():
     return "hello"
+"""
+
+AIOHTTP = """
+from aiohttp import web
+
+async def answer(request):
+    return web.Response(text='"hello"')
+
+app = web.Application()
+app.add_routes([web.get("/", answer)])
 """
 
 # gunicorn's worker for uvicorn on asyncio's loop; by default uvicorn uses uvloop if installed.
@@ -164,6 +174,31 @@ def command(server: str, loop: str, port: int) -> list[str]:
 
 
 SERVERS = ("uvicorn", "gunicorn", "hypercorn", "sanic", "granian")
+
+
+# Servers whose workers SIGHUP replaces.
+RELOADING = ("gunicorn", "aiohttp", "uvicorn")
+WAYS = ("new", "kept")
+
+
+def command_of_reload(server: str, loop: str, port: int) -> list[str]:
+    """Return the command that starts *server* with two workers, which SIGHUP replaces."""
+    ours = loop.startswith("uringloop")
+    if server == "gunicorn":
+        options = gunicorn_options(loop, 2, f"{HOST}:{port}")
+        return [program("gunicorn"), "fastapi_app:app", *options]
+    if server == "aiohttp":
+        kinds = {
+            "asyncio": "aiohttp.GunicornWebWorker",
+            "uvloop": "aiohttp.GunicornUVLoopWebWorker",
+        }
+        kind = kinds.get(loop, "uringloop.workers.aiohttp.Worker")
+        words = ["-w", "2", "-b", f"{HOST}:{port}", "-k", kind, "--log-level", "error"]
+        return [program("gunicorn"), "aiohttp_app:app", *words]
+    words = ["fastapi_app:app", "--port", str(port), "--workers", "2", "--log-level", "error"]
+    if ours:
+        return [sys.executable, "-m", "uringloop.workers.uvicorn_server", *words]
+    return [program("uvicorn"), *words, "--loop", loop]
 
 
 def gunicorn_options(loop: str, workers: int, bind: str) -> list[str]:
@@ -308,6 +343,7 @@ def prepared() -> Iterator[Path]:
         (folder / "app.py").write_text(ASGI)
         (folder / "sanic_app.py").write_text(SANIC)
         (folder / "fastapi_app.py").write_text(FASTAPI)
+        (folder / "aiohttp_app.py").write_text(AIOHTTP)
         (folder / "asyncio_worker.py").write_text(WORKER)
         (folder / "count.lua").write_text(COUNT)
         yield folder
@@ -317,10 +353,11 @@ def prepared() -> Iterator[Path]:
 
 
 class Clients:
-    """Threads that open a connection for each request, and count answered and aborted requests."""
+    """Threads that send requests, and count answered and aborted ones."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, way: str) -> None:
         self.address = (HOST, port)
+        self.requests = self._new if way == "new" else self._kept
         self.counts: collections.Counter[str] = collections.Counter()
         self.lock = threading.Lock()
         self.stopping = False
@@ -328,12 +365,24 @@ class Clients:
 
     def _load(self) -> None:
         counts: collections.Counter[str] = collections.Counter()
-        while not self.stopping:
-            counts[self._request()] += 1
+        with contextlib.closing(http.client.HTTPConnection(*self.address, timeout=10)) as client:
+            while not self.stopping:
+                counts[self.requests(client)] += 1
         with self.lock:
             self.counts += counts
 
-    def _request(self) -> str:
+    def _kept(self, client: http.client.HTTPConnection) -> str:
+        """Send a request on the connection of *client*, or on a new one if a response ended it."""
+        try:
+            client.request("GET", "/")
+            answered = client.getresponse().read() == b'"hello"'
+        except (OSError, http.client.HTTPException):
+            client.close()
+            answered = False
+        return "answered" if answered else "aborted"
+
+    def _new(self, _: http.client.HTTPConnection) -> str:
+        """Send a request on a connection of its own."""
         try:
             with socket.create_connection(self.address, 10) as sock:
                 sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
@@ -345,13 +394,12 @@ class Clients:
         return "answered" if response.endswith(b'"hello"') else "aborted"
 
 
-def reload(loop: str, reloads: int) -> dict[str, int]:
-    """Replace gunicorn's workers under load; return how many requests were answered and aborted."""
+def reload(loop: str, server: str, way: str, reloads: int) -> dict[str, int]:
+    """Replace the workers under load; return how many requests were answered and aborted."""
     port = unused_port()
-    options = gunicorn_options(loop, 2, f"{HOST}:{port}")
-    words = [program("gunicorn"), "fastapi_app:app", *options]
+    words = command_of_reload(server, loop, port)
     with prepared() as folder, running(words, loop, port, folder) as pid:
-        clients = Clients(port)
+        clients = Clients(port, way)
         for thread in clients.threads:
             thread.start()
         for _ in range(reloads):
@@ -395,35 +443,40 @@ def table(found: dict[str, dict[str, Rounds]]) -> list[str]:
     return md.table(headings, rows, headings[:2])
 
 
-def table_of_reloads(found: dict[str, Rounds]) -> list[str]:
+def table_of_reloads(found: dict[str, dict[str, Rounds]]) -> list[str]:
     rows = []
-    for loop, runs in found.items():
-        aborted = ", ".join(str(run["aborted"]) for run in runs)
-        rows.append([loop, aborted, f"{sum(run['answered'] for run in runs):,}"])
-    return md.table(["Loop", "Aborted in each run", "Answered"], rows, ["Loop"])
+    for name, loops in found.items():
+        for loop, runs in loops.items():
+            aborted = ", ".join(str(run["aborted"]) for run in runs)
+            rows.append([name, loop, aborted, f"{sum(run['answered'] for run in runs):,}"])
+    headings = ["Server, connections", "Loop", "Aborted in each run", "Answered"]
+    return md.table(headings, rows, headings[:2])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--servers", default=",".join(SERVERS), help="(%(default)s)")
+    parser.add_argument("--servers", help=f"({','.join(SERVERS)}; reloads: {','.join(RELOADING)})")
     parser.add_argument("--loops", default="uvloop,uringloop", help=f"of {', '.join(LOOPS)}")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each load (%(default)s)")
-    parser.add_argument("--reload", action="store_true", help="replace gunicorn's workers instead")
+    parser.add_argument("--reload", type=int, nargs="?", const=8, help="replace workers instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     options = parser.parse_args()
     loops = options.loops.split(",")
-    servers = options.servers.split(",")
-    if unknown := (set(loops) - set(LOOPS)) | (set(servers) - set(SERVERS)):
+    known = RELOADING if options.reload else SERVERS
+    servers = options.servers.split(",") if options.servers else known
+    if unknown := (set(loops) - set(LOOPS)) | (set(servers) - set(known)):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    found: dict[str, Any]
+    found: dict[str, dict[str, Rounds]] = {}
     if options.reload:
-        found = in_rounds("reload", loops, options.rounds, lambda loop: reload(loop, RELOADS))
+        for server in servers:
+            for way in WAYS:
+                replaced = functools.partial(reload, server=server, way=way, reloads=options.reload)
+                found[f"{server}, {way}"] = in_rounds(server, loops, options.rounds, replaced)
         lines = table_of_reloads(found)
     else:
         if shutil.which("wrk") is None:
             parser.error("wrk is not installed")
-        found = {}
         for server in servers:
             started = functools.partial(measure, server, seconds=options.seconds)
             found[server] = in_rounds(server, loops, options.rounds, started)

@@ -74,9 +74,24 @@ def test_four_workers_share_the_load_as_fast_as_on_uvloop(server: str, tmp_path:
 
 
 @pytest.mark.slow
-def test_no_request_is_aborted_while_gunicorn_replaces_its_workers(tmp_path: Path) -> None:
-    for package in ("gunicorn", "fastapi", "uvicorn_worker"):
+@pytest.mark.parametrize(
+    ("server", "packages"),
+    [
+        ("gunicorn", ("gunicorn", "fastapi", "uvicorn_worker")),
+        ("aiohttp", ("gunicorn", "aiohttp")),
+        ("uvicorn", ("fastapi", "uvicorn")),
+    ],
+)
+def test_no_request_is_aborted_while_workers_are_replaced(
+    server: str, packages: tuple[str, ...], tmp_path: Path
+) -> None:
+    for package in packages:
         needs_elsewhere(package)
-    (run,) = figures(tmp_path, "--reload", "--loops", OURS, "--rounds", "1")[OURS]
-    assert run["answered"] > 100
-    assert run["aborted"] == 0
+    found = figures(
+        tmp_path, "--reload", "4", "--servers", server, "--loops", OURS, "--rounds", "1"
+    )
+    assert len(found) == 2
+    for way, loops in found.items():
+        (run,) = loops[OURS]
+        assert run["answered"] > 100
+        assert run["aborted"] == 0, way

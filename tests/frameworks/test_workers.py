@@ -188,6 +188,29 @@ def test_shutdown_waits_for_requests(kind: Kind, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @each_kind
+def test_worker_connections_limit_the_clients_of_each_worker(kind: Kind, tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(kind.application)
+    with serving(kind, tmp_path, "--worker-connections", "1") as server:
+        with (
+            server.request() as first,
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            contextlib.closing(connector(server.address)()) as third,
+        ):
+            with server.request() as second:
+                third.request("GET", f"/{listener.getsockname()[1]}")
+                listener.settimeout(0.5)
+                with pytest.raises(TimeoutError):
+                    listener.accept()
+                assert {first(), second()} == server.workers
+            # The client of the second has closed its connection.
+            listener.settimeout(TIME_LIMIT)
+            listener.accept()[0].close()
+            assert third.getresponse().status == 200
+        assert server.running.stop(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+@each_kind
 @pytest.mark.parametrize("module", ["asyncio", "uringloop"])
 def test_a_loop_from_before_the_fork_is_replaced(kind: Kind, module: str, tmp_path: Path) -> None:
     made = (
@@ -238,6 +261,7 @@ def test_the_warning_is_shown_under_uvicorn(tmp_path: Path) -> None:
         ("aiohttp", "aiohttp", "pip install gunicorn aiohttp"),
         ("aiohttp", "gunicorn.workers", "pip install gunicorn aiohttp"),
         ("granian", "granian", "pip install granian"),
+        ("uvicorn_server", "uvicorn", "pip install uvicorn"),
     ],
 )
 def test_a_worker_without_its_packages_says_what_to_install(

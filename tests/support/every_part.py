@@ -30,6 +30,7 @@ FOR_OTHERS = {
     "uringloop.workers.granian",
     "uringloop.workers.hypercorn",
     "uringloop.workers.uvicorn",
+    "uringloop.workers.uvicorn_server",
 }
 LOCALHOST = "127.0.0.1"
 MESSAGE = bytes(range(256)) * 1024

@@ -2,20 +2,25 @@
 
 `gunicorn -k uringloop.workers.aiohttp.Worker app:app`. gunicorn's main process imports this module
 and has no loop; each worker creates its loop after the fork. No policy is set, because policies are
-deprecated.
+deprecated. A worker that is replaced loses no request, unless the application makes its own
+AppRunner.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import warnings
+from typing import Any
 
 from uringloop._ring import backends
 from uringloop.policy import ask_kernel, new_event_loop
+from uringloop.workers.serving import draining, limit_connections
 
 try:
-    from aiohttp import GunicornWebWorker
+    from aiohttp import GunicornWebWorker, web
     from gunicorn.workers import base
 except ImportError as exc:
     raise ImportError(
@@ -32,6 +37,45 @@ def close_inherited_loop() -> None:
         asyncio.get_event_loop().close()
 
 
+class Runner(web.AppRunner):
+    """aiohttp's runner, changed so that its end does not lose requests."""
+
+    __slots__ = ("_keep_alive_s",)
+
+    def __init__(self, app: web.Application, keepalive_timeout: float, **options: Any) -> None:
+        super().__init__(app, keepalive_timeout=keepalive_timeout, **options)
+        self._keep_alive_s = keepalive_timeout
+
+    async def cleanup(self) -> None:
+        """Stop accepting, answer a last request of each connection, then do as aiohttp does."""
+        if self.server is not None:
+            close_after_responses(self.server)
+        listening = [getattr(site, "_server", None) for site in self.sites]
+        async with draining(listening, self._keep_alive_s):
+            await super().cleanup()
+
+
+def close_after_responses(server: web.Server) -> None:
+    """Make each response tell the client that the connection ends."""
+    handler = server.request_handler
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except web.HTTPException as exc:
+            exc.force_close()
+            raise
+        response.force_close()
+        return response
+
+    server.request_handler = answer
+    for connection in server.connections:
+        # There is no other way for connections that exist. One without this attribute is closed
+        # when it is idle.
+        with contextlib.suppress(AttributeError):
+            connection._request_handler = answer
+
+
 class Worker(GunicornWebWorker):
     """aiohttp's worker on uringloop."""
 
@@ -45,5 +89,26 @@ class Worker(GunicornWebWorker):
         self.loop = loop = new_event_loop()
         self.log.info(backends.startup_line(loop.backend, loop.backend_reason))
         asyncio.set_event_loop(loop)
+        limit_connections(loop, self.cfg)
         # Skip aiohttp's init_process(), which would replace the loop by an asyncio loop.
         base.Worker.init_process(self)
+
+    async def _run(self) -> None:
+        given: Any = self.wsgi  # type: ignore[has-type]
+        if isinstance(given, web.Application) or inspect.iscoroutinefunction(given):
+            self.wsgi = functools.partial(self._runner, given)
+        await super()._run()
+
+    async def _runner(self, given: Any) -> web.AppRunner:
+        app = given if isinstance(given, web.Application) else await given()
+        if isinstance(app, web.AppRunner):
+            return app
+        return Runner(
+            app,
+            logger=self.log,
+            keepalive_timeout=self.cfg.keepalive,
+            access_log=self.log.access_log if self.cfg.accesslog else None,
+            access_log_format=self._get_valid_log_format(self.cfg.access_log_format),
+            # The rest of the time is for the end of the process.
+            shutdown_timeout=0.95 * self.cfg.graceful_timeout,
+        )

@@ -1,0 +1,50 @@
+"""What the workers of gunicorn add to their servers: a limit, and an end that loses no request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from uringloop._net import servers
+
+# How long a server waits at least for the requests of connections that it accepted last, and at
+# most for a last request of each connection that a client keeps.
+GRACE_S = 0.05
+LAST_REQUEST_S = 1.0
+
+
+def limit_connections(loop: asyncio.AbstractEventLoop, options: Any) -> None:
+    """Let each server of *loop* serve as many clients as gunicorn's option worker_connections says.
+
+    Without the option there is no limit; its default is for gunicorn's own workers.
+    """
+    option = options.settings["worker_connections"]
+    if option.get() != option.default:
+        create: Any = functools.partial(loop.create_server, max_connections=option.get())
+        loop.create_server = create  # type: ignore[method-assign]
+
+
+@contextlib.asynccontextmanager
+async def draining(listening: Iterable[object], keep_alive_s: float) -> AsyncIterator[None]:
+    """Stop accepting, and wait for a last request of each connection before the body.
+
+    The server must tell each client by the response that its connection ends then. Otherwise a
+    request may be on its way while the server closes a connection that it considers idle. It may
+    also consider a new one idle, whose request it has not read yet. Other processes that have the
+    listening sockets accept later connections.
+    """
+    drains = [
+        asyncio.create_task(server.drain())
+        for server in listening
+        if isinstance(server, servers.Server)
+    ]
+    if drains:
+        await asyncio.wait(drains, timeout=max(GRACE_S, min(keep_alive_s, LAST_REQUEST_S)))
+    try:
+        yield
+    finally:
+        for drain in drains:
+            drain.cancel()

@@ -1,0 +1,66 @@
+"""uvicorn's command with uringloop: `python -m uringloop.workers.uvicorn_server app:app`.
+
+It accepts the options of `uvicorn`; `--loop auto`, the default, is this loop. A server that shuts
+down, because a worker is replaced or uvicorn reloads, loses no request. Programs that call
+`uvicorn.run` themselves import this module for that effect. The import is needed in the main
+process and in workers that multiprocessing spawns, which import the main module.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+
+from uringloop import policy
+from uringloop._ring import backends
+from uringloop.loop import Loop
+from uringloop.workers.serving import draining
+
+try:
+    import uvicorn
+    import uvicorn.config
+    import uvicorn.main
+    import uvicorn.supervisors.multiprocess
+except ImportError as exc:
+    raise ImportError(
+        "uringloop.workers.uvicorn_server needs uvicorn: pip install uvicorn"
+    ) from exc
+
+# The factory of the loop, as uvicorn finds it; this module may be the main one.
+LOOP = "uringloop.workers.uvicorn_server:new_event_loop"
+# The header of a last response.
+CLOSE = (b"connection", b"close")
+
+logger = logging.getLogger("uvicorn.error")
+
+
+def new_event_loop() -> Loop:
+    """Return a new loop for a worker, and log which ring it uses."""
+    loop = policy.new_event_loop()
+    logger.info(backends.startup_line(loop.backend, loop.backend_reason))
+    return loop
+
+
+def loop_factory(use_subprocess: bool = False) -> Callable[[], Loop]:
+    """Return the factory of a worker's loop, as uvicorn asks for it."""
+    return new_event_loop
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, changed so that its end does not lose requests."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, answer a last request of each connection, then do as uvicorn does."""
+        self.server_state.default_headers.append(CLOSE)
+        async with draining(self.servers, self.config.timeout_keep_alive):
+            await super().shutdown(sockets)
+
+
+# uvicorn finds its server and its loop by these names: there is no option for the former.
+uvicorn.main.Server = uvicorn.supervisors.multiprocess.Server = Server
+uvicorn.config.LOOP_FACTORIES["auto"] = "uringloop.workers.uvicorn_server:loop_factory"
+
+if __name__ == "__main__":
+    policy.ask_kernel()
+    uvicorn.main.main()
