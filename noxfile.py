@@ -478,6 +478,13 @@ def health(session: nox.Session) -> None:
 
 
 @nox.session
+def sockets(session: nox.Session) -> None:
+    """Measure messages, segments and limits of connections: -- messages segments limit"""
+    install(session)
+    session.run("python", "benchmarks/sockets.py", *session.posargs)
+
+
+@nox.session
 def soak(session: nox.Session) -> None:
     """Run a long mixed load on both rings, with every byte checked: -- --minutes 30"""
     BUILD.mkdir(exist_ok=True)

@@ -23,6 +23,7 @@ import pytest
 from support import machine
 from support.leaks import leak_checked
 from support.loops import FACTORIES, LoopFactory
+from support.sites import Site
 from support.tls_contexts import Contexts, client_context, server_context
 from support.virtual_time import SEEDS, Oracle, new_virtual_loop
 
@@ -120,3 +121,19 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 def contexts() -> Contexts:
     """A server's and a client's TLS context that trust each other; tests must not modify them."""
     return Contexts(server_context(), client_context())
+
+
+@pytest.fixture(params=["tcp", "given", "unix", "tls"])
+def site(
+    request: pytest.FixtureRequest, loop: uringloop.Loop, tmp_path: Path, contexts: Contexts
+) -> Site:
+    """A server of each kind."""
+    return Site(loop, request.param, tmp_path, contexts)
+
+
+@pytest.fixture(params=["tcp", "given", "unix"])
+def plain(
+    request: pytest.FixtureRequest, loop: uringloop.Loop, tmp_path: Path, contexts: Contexts
+) -> Site:
+    """A server without TLS: its protocol has a connection as soon as it is accepted."""
+    return Site(loop, request.param, tmp_path, contexts)

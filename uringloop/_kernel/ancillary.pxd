@@ -4,8 +4,8 @@ from libc.stdint cimport uint16_t
 
 
 cdef list received_ancillary(const char *control, size_t size)
+cdef bytes joined(object buffers)
 cdef list checked_ancillary(object items)
-cdef bytes bytes_of(object data)
 cdef tuple segments_of(uint16_t size)
 cdef int merged_size(list items) noexcept
 cdef size_t packed_size(list items) noexcept

@@ -41,29 +41,48 @@ cdef list received_ancillary(const char *control, size_t size):
     return items
 
 
-cdef list checked_ancillary(object items):
-    """Return a copy of what a program sends. Raises the exceptions of `socket.sendmsg`."""
+cdef bytes joined(object buffers):
+    """Return the bytes of what a program sends. Raises the exceptions of `socket.sendmsg`."""
+    if type(buffers) is list and len(<list>buffers) == 1:
+        return bytes_of((<list>buffers)[0])
     try:
-        iterator = iter(items)
+        buffers = list(buffers)
     except TypeError:
-        raise TypeError("sendmsg() argument 2 must be an iterable") from None
-    return [checked_item(item) for item in iterator]
+        raise TypeError("sendmsg() argument 1 must be an iterable") from None
+    return b"".join([bytes_of(buffer) for buffer in buffers])
+
+
+cdef list checked_ancillary(object items):
+    """Return a copy of what a program sends, None for nothing. Raises as `socket.sendmsg` does."""
+    cdef list checked
+    if type(items) is not list and type(items) is not tuple:
+        try:
+            items = list(items)
+        except TypeError:
+            raise TypeError("sendmsg() argument 2 must be an iterable") from None
+    checked = [checked_item(item) for item in items]
+    return checked if checked else None
 
 
 cdef tuple checked_item(object item):
     cdef int level
     cdef int kind
-    if not PySequence_Check(item) or isinstance(item, bytes):
-        raise TypeError(
-            f"[sendmsg() ancillary data items]() argument must be 3-item sequence, "
-            f"not {type(item).__name__}")
-    if len(item) != 3:
-        raise TypeError(
-            f"[sendmsg() ancillary data items]() argument must be sequence of length 3, "
-            f"not {len(item)}")
-    level = PyNumber_Index(item[0])
-    kind = PyNumber_Index(item[1])
-    return level, kind, bytes_of(item[2])
+    if type(item) is not tuple or len(<tuple>item) != 3:
+        if not PySequence_Check(item) or isinstance(item, bytes):
+            raise TypeError(
+                f"[sendmsg() ancillary data items]() argument must be 3-item sequence, "
+                f"not {type(item).__name__}")
+        if len(item) != 3:
+            raise TypeError(
+                f"[sendmsg() ancillary data items]() argument must be sequence of length 3, "
+                f"not {len(item)}")
+        item = tuple(item)
+    # These raise for other types, and for numbers that are too large.
+    level = PyNumber_Index((<tuple>item)[0])
+    kind = PyNumber_Index((<tuple>item)[1])
+    if type((<tuple>item)[2]) is bytes:
+        return item
+    return level, kind, bytes_of((<tuple>item)[2])
 
 
 cdef bytes bytes_of(object data):
@@ -110,6 +129,7 @@ cdef void pack_ancillary(list items, char *control) noexcept:
     cdef size_t length
     for item in items:
         length = PyBytes_GET_SIZE(<bytes>item[2])
+        # The gap behind the data.
         memset(control, 0, CMSG_SPACE(length))
         head = <cmsghdr*>control
         head.cmsg_len = CMSG_LEN(length)

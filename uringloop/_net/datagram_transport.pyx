@@ -35,8 +35,8 @@ from libc.string cimport memset
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, raise_pending
 from uringloop._kernel.atomics cimport count_size, count_total, load_size, store_size
 from uringloop._kernel.ancillary cimport (
-    bytes_of,
     checked_ancillary,
+    joined,
     merged_size,
     pack_ancillary,
     packed_size,
@@ -473,11 +473,11 @@ cdef class DatagramTransport(FlowControl):
         The arguments are those of `socket.sendmsg`. Descriptors that are passed on may be closed
         when this returns.
         """
+        cdef bytes data = joined(buffers)
+        cdef list ancillary = checked_ancillary(ancdata)
         self.check_sending()
-        data, ancillary = checked_message(buffers, ancdata)
         if self.may_send(addr):
-            self.send_or_queue(
-                data, addr if self.address is None else self.address, ancillary or None, 0)
+            self.send_or_queue(data, addr if self.address is None else self.address, ancillary, 0)
 
     def send_segments(self, data, segment_size, addr=None, ancdata=()):
         """Send *data* as datagrams of *segment_size* bytes, the last of them perhaps shorter.
@@ -507,9 +507,9 @@ cdef class DatagramTransport(FlowControl):
             # A slice of all of it is the object itself; a part is copied in less time than sent.
             part = data[start:start + batch]
             if len(part) > size:
-                self.send_or_queue(part, addr, [segments_of(size), *ancillary], size)
+                self.send_or_queue(part, addr, [segments_of(size), *(ancillary or ())], size)
             else:
-                self.send_or_queue(part, addr, ancillary or None, 0)
+                self.send_or_queue(part, addr, ancillary, 0)
 
     cdef int check_sending(self) except -1:
         self.loop.check_owner()
@@ -759,13 +759,8 @@ cdef int check_bytes(object data) except -1:
 
 
 def checked_message(buffers, ancdata):
-    """Return the bytes of *buffers*, and a list of *ancdata*, for `sendmsg`, which raises this."""
-    try:
-        parts = list(buffers)
-    except TypeError:
-        raise TypeError("sendmsg() argument 1 must be an iterable") from None
-    parts = [bytes_of(part) for part in parts]
-    return parts[0] if len(parts) == 1 else b"".join(parts), checked_ancillary(ancdata)
+    """Return what `sendmsg` sends: bytes, and a list of ancillary data, or None for none."""
+    return joined(buffers), checked_ancillary(ancdata)
 
 
 cdef list copy_of(list ancillary):

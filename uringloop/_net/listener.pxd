@@ -27,7 +27,7 @@ cdef class Listener(ListeningSocket):
     cdef ListenerState state
     cdef object retry           # the timer of PAUSED; else None
     cdef int failures           # of accept4(2) in a row
-    cdef list given             # sockets that serve() has got while the listener was HELD or PAUSED
+    cdef list given             # connections that give() has added: sockets, and what refuses them
 
     cdef bint share(self) except -1
     cdef SharedListeners shared_listeners(self)

@@ -128,8 +128,8 @@ cdef class Listener(ListeningSocket):
         self.loop.ring.reap(&self.poll_op)
         if not self.poll_op.in_flight:
             self.sock.close()
-        for sock in self.given:
-            sock.close()
+        for _, refuse in self.given:
+            refuse()
         self.given.clear()
 
     def hold(self):
@@ -228,7 +228,7 @@ cdef class Listener(ListeningSocket):
         cdef int before = most
         try:
             while self.given and self.accepts():
-                self.begin_connection(-1, NULL, 0, self.given.pop(0))
+                self.accept_given()
             while more and most > 0 and self.accepts():
                 # The factory of a protocol may have forked.
                 self.loop.ring.check_not_forked()
@@ -319,16 +319,20 @@ cdef class Listener(ListeningSocket):
         """Return whether the listener waits for descriptors or memory."""
         return self.state == PAUSED
 
-    def is_open(self):
-        """Return whether the listener accepts, now or later."""
-        return self.state != STOPPED and self.state != CLOSED
+    def give(self, sock, refuse):
+        """Add a connection to the backlog that is not in the kernel's.
 
-    def serve(self, sock):
-        """Serve a connection that was not accepted here, which then owns *sock*, when it may."""
-        if self.accepts():
-            self.begin_connection(-1, NULL, 0, sock)
+        A transport owns *sock* when it is accepted; if it is not, *refuse* is called.
+        """
+        if self.state == CLOSED or self.state == STOPPED:
+            refuse()
         else:
-            self.given.append(sock)
+            self.given.append((sock, refuse))
+
+    def accept_given(self):
+        """Serve the connection that was given first, if there is one and the listener accepts."""
+        if self.given and self.accepts():
+            self.begin_connection(-1, NULL, 0, self.given.pop(0)[0])
 
     cdef int begin_connection(
             self, int fd, const sockaddr_in6 *peer, unsigned int size, object sock) except -1:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # allow only asyncio's own servers to call them, by file and function name.
 _stat, _unlink = posix.stat, posix.unlink
 
+# The most connections that the kernel lets wait (net.core.somaxconn) on any machine.
+BACKLOG_MAX = 65536
+
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 Hosts = str | Iterable[str] | None
 
@@ -193,7 +196,7 @@ class Server(asyncio.Server):
         # What the backlog has would be reset.
         self._limit_to(None)
         for listener in self._listeners:
-            listener.accept_rest(self._backlog + 1)
+            listener.accept_rest(BACKLOG_MAX)
         self._stop_listening()
         try:
             count = self._active_count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import os
 import socket
 import weakref
@@ -95,7 +96,10 @@ class Connections:
         else:
             accepted, refuse = connect_pair(sock, listening, name, address)
         # By a timer, so that the seed chooses when the server accepts.
-        loop.call_later(0, self.accept, listener, accepted, refuse)
+        # Later, because the wire may not be ready.
+        refuse_later = functools.partial(loop.call_later, 0, self.refuse, accepted, refuse)
+        listener.give(accepted, refuse_later)
+        loop.call_later(0, self.accept, listener)
         return True
 
     async def reach(self, hosts: tuple[str, str]) -> None:
@@ -169,13 +173,14 @@ class Connections:
         self.newest_port = self.newest_port + 1 if self.newest_port < PORT_MAX else PORT_MIN
         return self.newest_port
 
-    def accept(self, listener: Listener, accepted: socket.socket, refuse: Refusal) -> None:
+    def refuse(self, accepted: socket.socket, refuse: Refusal) -> None:
+        """Reset a connection that was in the backlog of a server when that was closed."""
+        refuse()
+        accepted.close()
+
+    def accept(self, listener: Listener) -> None:
+        """Accept a connection, if the server has not accepted it, or been closed, meanwhile."""
         loop = self.loop
-        if not listener.is_open():
-            # The server has been closed with the connection in its backlog.
-            refuse()
-            accepted.close()
-            return
         has_no_files = loop.happens("no_files")
         if has_no_files:
             # Report what a loop reports if it has no descriptor left for a connection.
@@ -184,9 +189,9 @@ class Connections:
                 {"message": "socket.accept() out of system resource", "exception": error}
             )
         if has_no_files or listener.is_paused():
-            loop.call_later(constants.ACCEPT_RETRY_DELAY, self.accept, listener, accepted, refuse)
+            loop.call_later(constants.ACCEPT_RETRY_DELAY, self.accept, listener)
         else:
-            listener.serve(accepted)
+            listener.accept_given()
 
     def forget(self) -> None:
         """Let all sockets go: the loop is closed."""

@@ -10,7 +10,7 @@ The seams by which tests reach into the core; no program needs them:
     uring_trace.clock_ns                gives the trace the loop's own clock
     Loop._make_datagram, make_datagram(kind=), DatagramTransport._receive
                                         carry datagrams of a simulated network, without a socket
-    Listener.is_accepting, is_paused, serve
+    Listener.is_paused, give, accept_given
                                         take connections of that network
     FilesOfLoop.reproducible            keeps the page cache and the time out of what files do
     features.number_of_call             returns the number of a system call, for filters
