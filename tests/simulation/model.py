@@ -23,6 +23,7 @@ from typing import Any
 from support.tls_contexts import client_context, server_context
 
 import uringloop
+from simulation import messages
 from simulation.ends import Buffered, End, Plain
 from simulation.faults import is_harmful
 from simulation.streams import Conversation, tcp_pair
@@ -582,46 +583,14 @@ class Model:
         if end.received != sent and not (self.harmful and sent.startswith(end.received)):
             raise Difference(f"last words: {bytes(end.received)!r}")
 
-    async def datagrams(self, count: int) -> None:
-        self.note("datagrams", count)
-        got: list[bytes] = []
-        differs = self.differs
-        end: Any
+    async def datagrams(self, count: int, *, with_ancillary: bool) -> None:
+        await messages.datagrams(self, count, messages=with_ancillary)
 
-        class Receiver(asyncio.DatagramProtocol):
-            def datagram_received(self, data: bytes, address: Any) -> None:
-                if not end.is_reading():
-                    differs("a datagram came while reading was paused")
-                got.append(data)
+    async def descriptors(self, count: int, cancels: int) -> None:
+        await messages.descriptors(self, count, cancels)
 
-        end, _ = await self.loop.create_datagram_endpoint(Receiver, ("127.0.0.1", 0))
-        address = end.get_extra_info("sockname")
-        other, _ = await self.loop.create_datagram_endpoint(
-            asyncio.DatagramProtocol, remote_addr=address
-        )
-        # Less than a socket's receive buffer: the kernel drops none.
-        sent = [self.data(self.rng.choice((1, 500, 1400))) for _ in range(count)]
-        for data in sent:
-            other.sendto(data)
-            await self.turns(self.rng.randrange(2))
-            if self.rng.random() < 0.2:
-                end.pause_reading()
-                await self.turns(self.rng.randrange(3))
-            elif not end.is_reading():
-                end.resume_reading()
-        if not end.is_reading():
-            end.resume_reading()
-        try:
-            if self.harmful:
-                await self.turns(50)
-            else:
-                await self.until("datagrams", lambda: len(got) == len(sent))
-        finally:
-            other.close()
-            end.close()
-        rest = iter(sent)
-        if not all(data in rest for data in got):
-            raise Difference("wrong datagrams, or the wrong order")
+    async def limited(self, limit: int, count: int) -> None:
+        await messages.limited(self, limit, count)
 
     async def file_write(self, offset: int, size: int, sync: bool) -> None:
         self.note("file_write", offset, size, sync)

@@ -79,6 +79,11 @@ async def act(model: Model, rng: random.Random) -> None:
         await model.timers(rng.randrange(1, 10))
     elif what < 0.89:
         await model.thread(rng.randrange(1, 5))
+    elif what < 0.895:
+        if rng.random() < 0.5:
+            await model.descriptors(rng.randrange(1, 6), rng.randrange(4))
+        else:
+            await model.limited(rng.randrange(1, 4), rng.randrange(1, 12))
     elif what < 0.9:
         await model.calls(rng.randrange(1, 20), rng.randrange(4))
     elif what < 0.93:
@@ -87,7 +92,7 @@ async def act(model: Model, rng: random.Random) -> None:
         else:
             await model.streams(rng.choice(tuple(READS)), compiled=rng.random() < 0.8)
     elif what < 0.94:
-        await model.datagrams(rng.randrange(1, 10))
+        await model.datagrams(rng.randrange(1, 10), with_ancillary=rng.random() < 0.5)
     elif what < 0.95:
         await model.fifo(rng.randrange(4), joined=rng.random() < 0.3)
     elif what < 0.96:
