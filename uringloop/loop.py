@@ -31,9 +31,9 @@ from uringloop._net.socket_events import Event, found_now, mask_of
 from uringloop._net.socket_messages import (
     Ancillary,
     ReceivedFds,
-    fds_in,
     mask_for,
     message_of,
+    received_fds,
     repeatable,
     space_for,
 )
@@ -606,7 +606,7 @@ class Loop(BaseLoop):
         data, ancdata, told, address = await self.sock_recvmsg(
             sock, bufsize, space_for(maxfds), flags
         )
-        return data, fds_in(ancdata), told, address
+        return data, received_fds(ancdata), told, address
 
     async def sock_wait(self, sock: socket.socket, events: int) -> Event:
         """Wait until one of *events* holds, of `uringloop.sockets`; return those that hold.

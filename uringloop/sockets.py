@@ -22,9 +22,9 @@ from uringloop._net.socket_events import Event, found_now, mask_of
 from uringloop._net.socket_messages import (
     Ancillary,
     ReceivedFds,
-    fds_in,
     mask_for,
     message_of,
+    received_fds,
     repeatable,
     space_for,
 )
@@ -88,7 +88,7 @@ async def recv_fds(
     Returns the data, the descriptors, flags and the sender's address.
     """
     data, ancdata, told, address = await recvmsg(loop, sock, bufsize, space_for(maxfds), flags)
-    return data, fds_in(ancdata), told, address
+    return data, received_fds(ancdata), told, address
 
 
 async def wait(loop: Loop, sock: socket.socket, events: int) -> Event:

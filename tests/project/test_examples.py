@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import socket
+import statistics
+import struct
 import subprocess
 import sys
 import threading
@@ -64,6 +66,12 @@ def running(
     assert (process.returncode, errors) == (status, "")
 
 
+def ended(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run an example that ends by itself."""
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
 def listening_address(process: subprocess.Popen[str]) -> Address:
     """Return the address that an example listens on."""
     assert process.stdout is not None
@@ -117,7 +125,7 @@ def answering(sock: socket.socket, answer: Callable[[socket.socket], None]) -> I
 
 def test_examples_are_short() -> None:
     found = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert len(found) == 12
+    assert len(found) == 15
     assert {name: lines for name, lines in found.items() if lines >= 80} == {}
 
 
@@ -231,6 +239,87 @@ def test_dns_forwarder() -> None:
             client.sendto(b"\x12\x34" + b"%d" % number * 20, forwarder)
         for number, client in enumerate((one, two)):
             assert client.recv(512) == b"\x12\x34" + b"%d" % number * 20 + b" answered"
+
+
+def dns_query(name: str, kind: int = 1, flags: int = 0x100) -> bytes:
+    """Return a question for a record, of an address (A) by default."""
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    return struct.pack("!6H", 0x1234, flags, 1, 0, 0, 0) + labels + struct.pack("!xHH", kind, 1)
+
+
+def test_names() -> None:
+    known = dns_query("Here.test")
+    unknown = dns_query("nowhere.test")
+    text = dns_query("here.test", 16)
+    garbage = [
+        b"",
+        b"short",
+        bytes(12),
+        b"x" * 60_000,
+        known[:-1],
+        known[:12] + b"x" * 300,
+        dns_query("here.test", flags=0x8000),
+        dns_query("here.test", flags=0x2000),
+    ]
+
+    def checked(query: bytes, answer: bytes, code: int, count: int) -> bytes:
+        """Check the header and the question, and return what is behind."""
+        assert struct.unpack_from("!6H", answer) == (0x1234, 0x8500 | code, 1, count, 0, 0)
+        assert answer[12 : len(query)] == query[12:]
+        return answer[len(query) :]
+
+    with running("names.py", "here.test=10.0.0.1", "two.test=10.0.0.2", "--port", "0") as process:
+        _, port = listening_address(process)
+        for host in ("127.0.0.1", "127.0.0.2"):
+            # A connected socket receives answers from the address that it asks only.
+            with socket.socket(type=socket.SOCK_DGRAM) as client:
+                client.settimeout(PATIENCE)
+                client.connect((host, port))
+                for data in garbage:
+                    client.send(data)
+                client.send(known)
+                record = checked(known, client.recv(512), 0, 1)
+                assert record[:6] == b"\xc0\x0c\0\1\0\1"
+                assert record[10:] == b"\0\4" + socket.inet_aton("10.0.0.1")
+                client.send(unknown)
+                assert checked(unknown, client.recv(512), 3, 0) == b""
+                client.send(text)
+                assert checked(text, client.recv(512), 0, 0) == b""
+
+
+@pytest.mark.parametrize("wrong", ["here.test", "here.test=1.2.3", "=10.0.0.1", "a..b=10.0.0.1"])
+def test_names_refuses_a_wrong_entry(wrong: str) -> None:
+    result = ended("names.py", "--port", "0", wrong)
+    assert result.returncode == 2
+    assert f"invalid entry value: {wrong!r}" in result.stderr
+
+
+def test_delay() -> None:
+    with running("delay.py", "receive", "--port", "0") as process:
+        _, port = listening_address(process)
+        with socket.socket(type=socket.SOCK_DGRAM) as other:
+            for size in (0, 15, 16, 17):
+                other.sendto(b"x" * size, ("127.0.0.1", port))
+        for count in (1, 5):
+            sent = ended("delay.py", "send", "127.0.0.1", str(port), "--count", str(count))
+            assert (sent.returncode, sent.stdout, sent.stderr) == (0, "", "")
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(count + 1)]
+            found = [re.fullmatch(r"(\w+): ([\d.]+) us\n", line) for line in lines]
+            names, delays = zip(*(one.groups() for one in found if one is not None), strict=True)
+            assert names == (*map(str, range(count)), "median")
+            *each, median = map(float, delays)
+            assert all(0 <= delay < 1_000_000 for delay in each)
+            assert median == pytest.approx(statistics.median(each), abs=0.11)
+
+
+def test_delay_says_that_nobody_receives() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    result = ended("delay.py", "send", "127.0.0.1", str(port))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.fullmatch("nobody receives there: .*\n", result.stderr)
 
 
 def test_tls_proxy() -> None:

@@ -91,9 +91,21 @@ class Programs(RuleBasedStateMachine):
     def turn(self, count: int) -> None:
         self.model.run(self.model.turns(count))
 
-    @rule(count=SMALL, what=st.sampled_from(("soon", "timers", "thread", "datagrams")))
+    @rule(count=SMALL, what=st.sampled_from(("soon", "timers", "thread")))
     def call(self, count: int, what: str) -> None:
         self.model.run(getattr(self.model, what)(count))
+
+    @rule(count=SMALL, with_ancillary=st.booleans())
+    def datagrams(self, count: int, with_ancillary: bool) -> None:
+        self.model.run(self.model.datagrams(count, with_ancillary=with_ancillary))
+
+    @rule(count=SMALL, cancels=st.integers(0, 3))
+    def descriptors(self, count: int, cancels: int) -> None:
+        self.model.run(self.model.descriptors(count, cancels))
+
+    @rule(limit=st.integers(1, 3), count=st.integers(1, 11))
+    def limited(self, limit: int, count: int) -> None:
+        self.model.run(self.model.limited(limit, count))
 
     @rule(size=st.sampled_from(SIZES), cancels=st.integers(0, 3))
     def sockets(self, size: int, cancels: int) -> None:

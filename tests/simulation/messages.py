@@ -177,9 +177,10 @@ async def limited(model: Any, limit: int, count: int) -> None:
     async def ask(number: int) -> None:
         reader, writer = await asyncio.open_connection(*address)
         try:
-            writer.write(b"%d" % number)
+            # One byte: faults take no question apart.
+            writer.write(question := bytes([number]))
             answer = await reader.read()
-            if answer != b"%d" % number and not model.harmful:
+            if answer != question and not model.harmful:
                 model.differs(f"a server with a limit answers {answer!r}")
         finally:
             writer.close()

@@ -73,7 +73,13 @@ async def act(model: Model, rng: random.Random) -> None:
         await model.abort(end)
     elif what < 0.82:
         await model.limit(end, rng.choice((0, 1000, 100_000)))
-    elif what < 0.85:
+    else:
+        await act_aside(model, rng, what)
+
+
+async def act_aside(model: Model, rng: random.Random, what: float) -> None:
+    """Do a step that needs no connection."""
+    if what < 0.85:
         await model.soon(rng.randrange(1, 20))
     elif what < 0.88:
         await model.timers(rng.randrange(1, 10))

@@ -158,6 +158,13 @@ static inline bool uring_may_accept(int fd) {
     return poll(&one, 1, 0) != 0;
 }
 
+/* Returns whether a socket has room or an error, or is none. */
+static inline bool uring_may_send(int fd) {
+    struct pollfd one = {.fd = fd, .events = POLLOUT};
+
+    return poll(&one, 1, 0) != 0;
+}
+
 static inline void uring_prep_cancel(struct io_uring_sqe *sqe, uint64_t user_data) {
     io_uring_prep_cancel64(sqe, user_data, 0);
 }

@@ -25,6 +25,7 @@ cdef extern from "_kernel/sockets.h" nogil:
         io_uring_sqe *sqe, int fd, const msghdr *message, unsigned int flags)
     ssize_t uring_send_message(int fd, const msghdr *message, int flags)
     bint uring_may_accept(int fd)
+    bint uring_may_send(int fd)
     void io_uring_prep_poll_add(io_uring_sqe *sqe, int fd, unsigned int mask)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned int mask)
     void uring_prep_epoll_wait(io_uring_sqe *sqe, int epoll_fd, void *events, unsigned int size)

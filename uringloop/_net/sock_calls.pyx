@@ -36,6 +36,7 @@ from uringloop._kernel.libc cimport (
     recv,
     send,
 )
+from uringloop._kernel.sockets cimport uring_may_send
 from uringloop._transport.poll_once cimport PollOnce, poll_once
 from uringloop._transport.transport cimport own
 from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
@@ -293,6 +294,10 @@ async def sock_connect(LoopCore self not None, sock, address):
     waiter = wait_for(self, sock, POLLOUT, None)
     try:
         await waiter.future
+        while sock.fileno() >= 0 and not uring_may_send(sock.fileno()):
+            # The ring believes the wake-up of a vsock, which comes when the request has left.
+            waiter.wait_again()
+            await waiter.future
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     finally:
         waiter.finish()

@@ -9,6 +9,9 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
+# linux/socket.h: a descriptor of the sender's process, which SO_PASSPIDFD asks for (6.5).
+SCM_PIDFD = 4
+
 # A level, a type and the data, as in socket.recvmsg().
 Ancillary: TypeAlias = tuple[int, int, Any]
 # What recv_fds() returns: data, descriptors, flags and the sender's address.
@@ -86,3 +89,13 @@ def fds_in(ancillary: Iterable[Ancillary]) -> list[int]:
             # The last one may be cut off.
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return list(fds)
+
+
+def received_fds(ancillary: Iterable[Ancillary]) -> list[int]:
+    """Return what `fds_in` does, and close descriptors of the sender's process."""
+    items = list(ancillary)
+    for level, kind, data in items:
+        if (level, kind) == (socket.SOL_SOCKET, SCM_PIDFD):
+            for fd in array.array("i", data):
+                os.close(fd)
+    return fds_in(items)

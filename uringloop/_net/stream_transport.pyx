@@ -44,7 +44,16 @@ from libc.string cimport memcpy
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, cut_bytes, take_bytes
 from uringloop._kernel.addresses cimport LocalEnd, python_address
 from uringloop._kernel.atomics cimport count_total, store_int
-from uringloop._kernel.errors cimport EAGAIN, ECANCELED, ECONNRESET, EINTR, ENOBUFS, errno, os_error
+from uringloop._kernel.errors cimport (
+    EAGAIN,
+    ECANCELED,
+    ECONNRESET,
+    EINTR,
+    EMFILE,
+    ENOBUFS,
+    errno,
+    os_error,
+)
 from uringloop._kernel.io_uring cimport (
     IORING_CQE_F_BUFFER,
     IORING_CQE_F_MORE,
@@ -55,6 +64,7 @@ from uringloop._kernel.libc cimport (
     AF_INET6,
     AF_UNIX,
     MSG_CMSG_CLOEXEC,
+    MSG_CTRUNC,
     MSG_DONTWAIT,
     MSG_NOSIGNAL,
     POLLIN,
@@ -65,6 +75,7 @@ from uringloop._kernel.libc cimport (
     sockaddr_in6,
 )
 from uringloop._kernel.sockets cimport (
+    URING_CONTROL_ROOM,
     URING_SEND_ONCE,
     URING_SEND_WHOLE,
     io_uring_prep_poll_add,
@@ -112,7 +123,7 @@ from uringloop._transport.transport cimport (
 from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
-from uringloop._net.socket_messages import fds_in
+from uringloop._net.socket_messages import received_fds
 
 
 cdef enum:
@@ -131,8 +142,6 @@ cdef enum:
     # Records that TLS keeps go to a BIO, whose memory grows by a third more and does not shrink.
     KEPT_AT_ONCE_MAX = 64 * 1024
 
-# Room for the descriptors of a message, of which the kernel passes 253 on at most.
-cdef Py_ssize_t FDS_ROOM = socket.CMSG_SPACE(253 * 4)
 cdef object NAME_EOF_RECEIVED = "eof_received"
 cdef object NAME_FDS_RECEIVED = "fds_received"
 cdef str READ_FAILED = "Fatal read error on socket transport"
@@ -327,24 +336,28 @@ cdef class StreamTransport(WriteTransport):
         cdef PyObject *result
         cdef list fds
         try:
-            data, ancillary, _, _ = self.sock.recvmsg(
-                SCRATCH_SIZE, FDS_ROOM, MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = self.sock.recvmsg(
+                SCRATCH_SIZE, URING_CONTROL_ROOM, MSG_CMSG_CLOEXEC)
         except OSError as exc:
             return -exc.errno
-        fds = fds_in(ancillary)
+        fds = received_fds(ancillary)
         self.count_received(len(data))
-        if fds:
-            result = self.call(NAME_FDS_RECEIVED, <PyObject*>fds)
-            if result == NULL:
-                self.stash_item(data)
-                self.fatal_error(
-                    pending_exception(), "Fatal error: protocol.fds_received() call failed.")
-                return len(data)
-            Py_DECREF_owned(result)
-        if self.paused:
-            self.stash_item(data)
-        elif data and self.life < CLOSING:
-            deliver(self, data)
+        if flags & MSG_CTRUNC:
+            self.report("descriptors were lost", os_error(-EMFILE, ""))
+        if not fds:
+            if data:
+                deliver(self, data)
+            return len(data)
+        # A run nested in the call, or one after a KeyboardInterrupt, delivers the bytes first.
+        self.stash_first(data)
+        result = self.call(NAME_FDS_RECEIVED, <PyObject*>fds)
+        if result == NULL:
+            self.fatal_error(
+                pending_exception(), "Fatal error: protocol.fds_received() call failed.")
+            return len(data)
+        Py_DECREF_owned(result)
+        if self.stash and self.stash[0] is data and not self.paused and self.life < CLOSING:
+            deliver(self, self.stash.pop(0))
         return len(data)
 
     cdef int recv_by_copy(self) except? -1:
@@ -426,7 +439,7 @@ cdef class StreamTransport(WriteTransport):
         cdef int left = 0
         cdef int total = 0
         self.readable = True
-        while total < READ_AT_ONCE_MAX and self.may_receive():
+        while total < READ_AT_ONCE_MAX and self.may_receive() and not self.takes_fds:
             # The protocol may have forked.
             self.loop.ring.check_not_forked()
             try:
