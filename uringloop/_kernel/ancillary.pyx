@@ -7,6 +7,7 @@ Any thread may use these functions.
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.number cimport PyNumber_Index
 from cpython.sequence cimport PySequence_Check
 from libc.stdint cimport uint16_t
@@ -53,8 +54,10 @@ cdef bytes joined(object buffers):
 
 
 cdef list checked_ancillary(object items):
-    """Return a copy of what a program sends, None for nothing. Raises as `socket.sendmsg` does."""
+    """Return what a program sends, None for nothing. Raises as `socket.sendmsg` does."""
     cdef list checked
+    if type(items) is list and are_checked(<list>items):
+        return <list>items if <list>items else None
     if type(items) is not list and type(items) is not tuple:
         try:
             items = list(items)
@@ -62,6 +65,25 @@ cdef list checked_ancillary(object items):
             raise TypeError("sendmsg() argument 2 must be an iterable") from None
     checked = [checked_item(item) for item in items]
     return checked if checked else None
+
+
+cdef bint are_checked(list items) noexcept:
+    """Return whether the items are as `checked_item` returns them, which is the usual case."""
+    for item in items:
+        if (type(item) is not tuple or len(<tuple>item) != 3
+                or type((<tuple>item)[2]) is not bytes or not isinstance((<tuple>item)[0], int)
+                or not isinstance((<tuple>item)[1], int)):
+            return False
+        if not (is_small((<tuple>item)[0]) and is_small((<tuple>item)[1])):
+            return False
+    return True
+
+
+cdef bint is_small(object number) noexcept:
+    """Return whether an int is a C int."""
+    cdef int too_large = 0
+    cdef long value = PyLong_AsLongAndOverflow(number, &too_large)
+    return too_large == 0 and value == <int>value
 
 
 cdef tuple checked_item(object item):

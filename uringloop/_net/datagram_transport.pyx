@@ -553,7 +553,7 @@ cdef class DatagramTransport(FlowControl):
         owner = None
         if ancillary is not None:
             try:
-                ancillary, owner = to_keep(ancillary)
+                ancillary, owner = to_keep(ancillary[:])
             except OSError as exc:
                 # A descriptor is closed, or there are too many.
                 return self.call_error_received(exc)
