@@ -127,6 +127,7 @@ PROGRAMS_OF_SESSIONS = {
     "compare": "benchmarks/compare",
     "faults": "benchmarks/faults",
     "health": "benchmarks/health.py",
+    "sockets": "benchmarks/sockets.py",
     "kernels": ".ci/kernels",
     "mutants": "tests/simulation/mutants.py",
     "order": "tests/order/__main__.py",

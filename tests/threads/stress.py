@@ -677,6 +677,10 @@ def main() -> None:
     # A sanitizer opens files when it reports something.
     if left and not SANITIZED:
         stress.wrong.append(f"descriptors are left: {sorted(left)}")
+    # The thread of stalls ends by itself when it sees that no loop is left.
+    deadline = time.monotonic() + PATIENCE_S
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
     if threading.active_count() > threads:
         stress.wrong.append(f"threads are left: {threading.enumerate()}")
     print(
