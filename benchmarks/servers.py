@@ -89,7 +89,11 @@ AIOHTTP = """
 from aiohttp import web
 
 async def answer(request):
-    return web.Response(text='"hello"')
+    response = web.StreamResponse()
+    response.content_length = 7
+    await response.prepare(request)
+    await response.write(b'"hello"')
+    return response
 
 app = web.Application()
 app.add_routes([web.get("/", answer)])

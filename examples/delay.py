@@ -5,6 +5,7 @@
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import socket
 import statistics
@@ -17,7 +18,7 @@ import uringloop
 SO_TIMESTAMPNS, SO_TIMESTAMPING, STAMPS, TIMESPEC = 35, 37, 16 | 2048, struct.Struct("@ll")
 STAMPED = [(socket.SOL_SOCKET, SO_TIMESTAMPING, struct.pack("=I", 2))]
 # A probe's number, how many there are, and the ns when it left: 0 in the probe itself.
-PROBE, PAUSE_SECONDS, WAIT_SECONDS = struct.Struct("!IIQ"), 0.02, 5.0
+PROBE, PAUSE_SECONDS, WAIT_SECONDS, PROBES_MAX = struct.Struct("!IIQ"), 0.02, 5.0, 10_000
 
 
 class Inbox(asyncio.DatagramProtocol):
@@ -39,18 +40,18 @@ async def receive(port: int) -> None:
     transport, inbox = await loop.create_datagram_endpoint(Inbox, ("0.0.0.0", port))
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     print("listening on {}:{}".format(*transport.get_extra_info("sockname")), flush=True)
-    arrived, delays = dict[Any, int](), dict[Any, list[float]]()
+    arrived, delays = (collections.deque[Any](maxlen=PROBES_MAX) for _ in range(2))
     while True:
         data, stamp, address = await inbox.queue.get()
         number, count, sent = PROBE.unpack(data) if len(data) == PROBE.size else (-1, 0, 1)
         if not sent:
-            arrived[address, number] = stamp
-        elif (address, number) in arrived:
-            delay = (arrived.pop((address, number)) - sent) / 1000
-            delays.setdefault(address, []).append(delay)
-            print(f"{number}: {delay:.1f} us", flush=True)
+            arrived.append(((address, number), stamp))
+        elif arrival := dict(arrived).get((address, number)):
+            delays.append((arrival - sent) / 1000)
+            print(f"{number}: {delays[-1]:.1f} us", flush=True)
             if number + 1 == count:
-                print(f"median: {statistics.median(delays.pop(address)):.1f} us", flush=True)
+                print(f"median: {statistics.median(delays):.1f} us", flush=True)
+                delays.clear()
 
 
 async def send(host: str, port: int, count: int) -> None:
@@ -59,7 +60,6 @@ async def send(host: str, port: int, count: int) -> None:
     transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, STAMPS)
     for number in range(count):
         transport.sendmsg([PROBE.pack(number, count, 0)], STAMPED)
-        # The kernel's message with MSG_ERRQUEUE.
         _, sent, _ = await asyncio.wait_for(inbox.queue.get(), WAIT_SECONDS)
         transport.sendto(PROBE.pack(number, count, sent))
         await asyncio.sleep(PAUSE_SECONDS)
@@ -74,6 +74,6 @@ if __name__ == "__main__":
     sending.add_argument("port", type=int)
     sending.add_argument("--count", type=int, default=10)
     options = vars(parser.parse_args())
-    main: Any = {"receive": receive, "send": send}[options.pop("command")]
+    programs: Any = {"receive": receive, "send": send}
     with contextlib.suppress(KeyboardInterrupt):
-        uringloop.run(main(**options))
+        uringloop.run(programs[options.pop("command")](**options))

@@ -6,10 +6,12 @@ The applications print the startup and the shutdown of each worker, and its loop
 from __future__ import annotations
 
 import contextlib
+import http.client
 import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +19,7 @@ from typing import NamedTuple
 import pytest
 from programs import HERE, Address, Process, connector, needs_elsewhere, process, python
 from support import seccomp
-from support.roles import TIME_LIMIT, run_script
+from support.roles import TIME_LIMIT, run_script, unused_port, wait_until
 
 # Each line is one write, since two processes write to the same pipe. A request lasts as long as the
 # connection to the port in its path. A request that is sent in parts would not do: aiohttp reads no
@@ -38,6 +40,8 @@ async def answer_later(path):
     return str(os.getpid()).encode()
 """
 
+ANSWER = 'await answer_later(scope["path"])'
+
 UVICORN = f"""{COMMON}
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
@@ -46,7 +50,7 @@ async def app(scope, receive, send):
             tell(what)
             await send({{"type": message["type"] + ".complete"}})
         return
-    body = await answer_later(scope["path"])
+    body = {ANSWER}
     await send({{"type": "http.response.start", "status": 200}})
     await send({{"type": "http.response.body", "body": body}})
 """
@@ -207,6 +211,39 @@ def test_worker_connections_limit_the_clients_of_each_worker(kind: Kind, tmp_pat
             listener.accept()[0].close()
             assert third.getresponse().status == 200
         assert server.running.stop(signal.SIGTERM) == 0
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--workers", "2"], ["--reload"]], ids=" ".join)
+def test_uvicorns_command_answers_a_last_request(options: list[str], tmp_path: Path) -> None:
+    needs_elsewhere("uvicorn")
+    (tmp_path / "served.py").write_text(UVICORN.replace(ANSWER, 'repr(scope["path"]).encode()'))
+    port = unused_port()
+    command = python("-m", "uringloop.workers.uvicorn_server", "served:app", "--port", str(port))
+    command += ["--app-dir", str(tmp_path), *options]
+    # uvicorn's main process does not close its socket.
+    with process(command, environment={"PYTHONWARNINGS": ""}, cwd=tmp_path) as running:
+        running.read_until("Application startup complete")
+        # It does not listen yet.
+        wait_until(lambda: listens(port))
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port)) as client:
+            end = None
+            for number in range(1000):
+                client.request("GET", f"/{number}")
+                response = client.getresponse()
+                assert response.read() == b"'/%d'" % number
+                if end := response.headers["connection"]:
+                    break
+                if number == 0:
+                    running.running.send_signal(signal.SIGTERM)
+                time.sleep(0.01)
+            assert end == "close"
+        running.wait()
 
 
 @pytest.mark.slow

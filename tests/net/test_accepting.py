@@ -226,6 +226,55 @@ with asyncio.Runner(loop_factory=factory) as runner:
 """
 
 
+PAUSED_BY_HANDLER = """
+import asyncio, errno, os, resource, socket
+import uringloop
+
+async def main():
+    loop = asyncio.get_running_loop()
+    served = []
+    factory = lambda: served.append(1) or asyncio.Protocol()
+    server = await loop.create_server(factory, "127.0.0.1", 0)
+    reported = asyncio.Event()
+
+    def on_exception(loop, context):
+        server.pause_accepting()
+        reported.set()
+
+    loop.set_exception_handler(on_exception)
+    client = socket.socket()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    hogs = []
+    try:
+        while True:
+            hogs.append(os.dup(0))
+    except OSError as exc:
+        assert exc.errno == errno.EMFILE
+    client.connect(server.sockets[0].getsockname())
+    await reported.wait()
+    for fd in hogs:
+        os.close(fd)
+    # Longer than the listener waits after a shortage.
+    await asyncio.sleep(1.2)
+    assert not served
+    server.resume_accepting()
+    while not served:
+        await asyncio.sleep(0.01)
+    client.close()
+    print(await server.drain(0.1))
+
+uringloop.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_an_exception_handler_may_pause_the_server_that_lacks_descriptors() -> None:
+    command = [sys.executable, "-c", PAUSED_BY_HANDLER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Drained(")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sock", ["own", "shared"])
 @pytest.mark.parametrize("kind", list(FACTORIES))

@@ -384,6 +384,42 @@ async def test_messages_after_closing_are_dropped_and_logged(
             assert mailbox.errors == []
 
 
+class Lying:
+    """Says that it has three items, and has none."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        raise IndexError
+
+
+class Meddling(tuple[Any, ...]):
+    """An address that changes the ancillary data when it is compared."""
+
+    ancdata: list[Any]
+
+    def __ne__(self, other: object) -> bool:
+        self.ancdata[:] = [None]
+        return super().__ne__(other)
+
+    __hash__ = tuple.__hash__
+
+
+@on_loop
+async def test_ancillary_data_that_change_meanwhile_are_sent_as_they_were(loop: Loop) -> None:
+    with udp() as peer:
+        options = {"remote_addr": peer.getsockname()}
+        async with endpoint(loop, Messages(), **options) as (transport, _):
+            with pytest.raises(TypeError):
+                transport.sendmsg([b"wrong"], [Lying()])
+            address = Meddling(peer.getsockname())
+            address.ancdata = [tos(4)]
+            transport.sendmsg([b"right"], address.ancdata, address)
+            assert await received_later(peer, 1)
+            assert address.ancdata == [None]
+
+
 # ── send_segments() ───────────────────────────────────────────────────────────────────────
 
 SIZES = "3000/1000 2500/1000 999/1000 1000/1000 1/1 5/1 0/10 640/10 641/10 3005/10 65507/1400 "

@@ -33,6 +33,7 @@ from support.datagram_messages import (
     TIMESPEC,
     UDP_GRO,
     Acting,
+    Item,
     Message,
     Messages,
     blocking,
@@ -312,6 +313,30 @@ async def test_a_plain_protocol_gets_nothing_of_the_error_queue(loop: Loop, paus
         assert mailbox.data == [b"received"]
 
 
+class Own(Mailbox):
+    """A protocol with a method of the same name, for its own use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def message_received(self, text: str) -> None:
+        self.texts.append(text)
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        super().datagram_received(data, addr)
+        self.message_received(data.decode())
+
+
+@on_loop
+async def test_a_method_of_the_program_s_own_is_not_called(loop: Loop) -> None:
+    async with receiver(loop, Own()) as (_, mailbox, peer):
+        for number in range(MANY):
+            peer.send(b"%d" % number)
+            await mailbox.received(number + 1)
+        assert mailbox.texts == [str(number) for number in range(MANY)]
+
+
 # ── UNIX sockets ──────────────────────────────────────────────────────────────────────────
 
 
@@ -505,6 +530,41 @@ async def test_closing_with_a_watched_error_queue_leaves_nothing(
         await turns(3)
         gc.collect()
         assert reference() is None
+
+
+class Prober(Messages):
+    """Sends another probe for each time stamp of one."""
+
+    def message_received(self, data: bytes, ancdata: list[Item], flags: int, addr: Any) -> None:
+        super().message_received(data, ancdata, flags, addr)
+        self.transport.sendto(b"probe")
+
+
+@on_loop
+async def test_time_stamps_that_never_end_leave_time_for_others(loop: Loop) -> None:
+    with udp() as peer:
+        async with endpoint(loop, Prober(), remote_addr=peer.getsockname()) as (transport, mailbox):
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(SOCKET, SO_TIMESTAMPING, SEND_TIMES)
+            transport.sendto(b"probe")
+            await until(lambda: len(mailbox.messages) > 100)
+            await turns(10)
+
+
+@on_loop
+async def test_time_stamps_wait_for_a_protocol_that_takes_them(loop: Loop) -> None:
+    with udp() as peer:
+        options = {"remote_addr": peer.getsockname()}
+        async with endpoint(loop, Messages(), **options) as (transport, _):
+            sock = transport.get_extra_info("socket")
+            sock.setsockopt(SOCKET, SO_TIMESTAMPING, SEND_TIMES)
+            transport.set_protocol(Mailbox())
+            for _ in range(3):
+                transport.sendto(b"probe")
+            await turns(20)
+            taking = Messages()
+            transport.set_protocol(taking)
+            await until(lambda: len(taking.messages) == 3)
 
 
 # ── gro ───────────────────────────────────────────────────────────────────────────────────

@@ -63,6 +63,10 @@ server.toggling = asyncio.ensure_future(toggle())
 """
 
 
+# A wake-up that a paused process has got is found within 0.2 s; the machine may be busy.
+SOON_S = 2.0
+
+
 class Workers:
     """Processes that serve *listener*, numbered from 0 on."""
 
@@ -91,8 +95,8 @@ class Workers:
         self.check_done(number)
 
     def answer(self, client: socket.socket) -> int:
-        """Return the number of the process that answers, which it does at once."""
-        client.settimeout(0.5)
+        """Return the number of the process that answers, which it does soon."""
+        client.settimeout(SOON_S)
         return client.recv(1)[0]
 
     def answers(self) -> set[int]:

@@ -278,6 +278,15 @@ async def test_a_server_can_be_closed_at_its_limit(loop: Loop) -> None:
     assert len(guests.seen) == 1
 
 
+@on_loop
+async def test_the_largest_limits_are_none(loop: Loop) -> None:
+    async with nothing_left(loop):
+        server = await loop.create_server(Echo, LOCALHOST, 0, max_connections=2**63)
+        server.max_connections = 2**70
+        assert server.max_connections == 2**70
+        await close_server(server)
+
+
 # ── pausing ──────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -54,10 +54,11 @@ cdef bytes joined(object buffers):
 
 
 cdef list checked_ancillary(object items):
-    """Return what a program sends, None for nothing. Raises as `socket.sendmsg` does."""
+    """Return a copy of what a program sends, None for nothing. Raises as `socket.sendmsg` does."""
     cdef list checked
     if type(items) is list and are_checked(<list>items):
-        return <list>items if <list>items else None
+        # A copy, because the program may change its list in a call that comes before the send.
+        return (<list>items)[:] if <list>items else None
     if type(items) is not list and type(items) is not tuple:
         try:
             items = list(items)
@@ -94,16 +95,14 @@ cdef tuple checked_item(object item):
             raise TypeError(
                 f"[sendmsg() ancillary data items]() argument must be 3-item sequence, "
                 f"not {type(item).__name__}")
-        if len(item) != 3:
+        item = tuple(item)
+        if len(<tuple>item) != 3:
             raise TypeError(
                 f"[sendmsg() ancillary data items]() argument must be sequence of length 3, "
-                f"not {len(item)}")
-        item = tuple(item)
+                f"not {len(<tuple>item)}")
     # These raise for other types, and for numbers that are too large.
     level = PyNumber_Index((<tuple>item)[0])
     kind = PyNumber_Index((<tuple>item)[1])
-    if type((<tuple>item)[2]) is bytes:
-        return item
     return level, kind, bytes_of((<tuple>item)[2])
 
 

@@ -11,6 +11,7 @@ cdef class DatagramTransport(FlowControl):
     # receiving
     cdef Operation errors_op    # a multishot poll of the error queue
     cdef bint takes_messages    # the protocol has message_received()
+    cdef bint errors_read       # from the error queue, since recv_op was armed
 
     # sending
     cdef Operation room_op      # a poll: waits until the socket has room

@@ -100,7 +100,7 @@ from uringloop._turn.turn cimport LoopCore
 
 cdef bint EMPTY_DATAGRAMS_ARE_SENT      # filled by the import
 from uringloop._cpython.stdlib import EMPTY_DATAGRAMS_ARE_SENT
-from uringloop._net.socket_messages import to_keep
+from uringloop._net.socket_messages import has_method, to_keep
 
 
 cdef enum:
@@ -155,9 +155,12 @@ cdef class DatagramTransport(FlowControl):
 
     cdef int use_protocol(self, object protocol) except -1:
         FlowControl.use_protocol(self, protocol)
-        # A mock object has every attribute, its class has not.
-        self.takes_messages = getattr(type(protocol), NAME_MESSAGE_RECEIVED, None) is not None
-        return self.watch_errors() if self.life == OPEN else 0
+        self.takes_messages = has_method(protocol, NAME_MESSAGE_RECEIVED, 4)
+        if self.takes_messages and self.life == OPEN:
+            self.watch_errors()
+            # The poll has reported what came while another protocol was set.
+            self.loop.schedule(self._receive_errors, (), None)
+        return 0
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
 
@@ -172,6 +175,7 @@ cdef class DatagramTransport(FlowControl):
             except OSError:
                 # The system has no memory for the buffers.
                 self.may_multishot = False
+        self.errors_read = False
         sqe = self.loop.ring.submission()
         if mode == MULTISHOT:
             uring_prep_recvmsg_multishot(sqe, self.fd, DATAGRAM_GROUP)
@@ -201,8 +205,8 @@ cdef class DatagramTransport(FlowControl):
             # Only a receive into the pool's buffers says where the merged datagrams begin.
             self.polls_left = 0
             return 0
-        if (not self.receive_some() and not self.receive_errors() and self.life < CLOSING
-                and self.receiving == IDLE):
+        if (not self.receive_some() and not self.receive_errors() and not self.errors_read
+                and self.life < CLOSING and self.receiving == IDLE):
             # The poll has reported a socket that is not ready: it may be half closed.
             return self.delay_recv()
         return 0
@@ -382,7 +386,7 @@ cdef class DatagramTransport(FlowControl):
         return 0
 
     cdef int receive_errors(self) except -1:
-        """Deliver the messages of the error queue; return how many."""
+        """Deliver messages of the error queue, RECEIVED_MAX in a turn; return how many."""
         cdef int count = 0
         while (self.takes_messages and self.errors_op.in_flight and not self.paused
                 and self.life < CLOSING and self.receiving != ENDED):
@@ -393,12 +397,18 @@ cdef class DatagramTransport(FlowControl):
             except OSError:
                 # There is none. An error of the socket is delivered by a receive of datagrams.
                 break
+            self.errors_read = True
             count += 1
+            if count == RECEIVED_MAX:
+                # The poll does not report the others.
+                self.loop.schedule(self._receive_errors, (), None)
             try:
                 self.deliver(data, ancillary, flags, address)
             except BaseException:
                 self.loop.schedule(self._receive_errors, (), None)
                 raise
+            if count == RECEIVED_MAX:
+                break
         return count
 
     def _receive_errors(self):

@@ -343,6 +343,8 @@ cdef class Listener(ListeningSocket):
         cdef StreamTransport transport = None
         PyContext_Enter(self.context)
         try:
+            # Before the factory, which may run the loop.
+            self.connections.begin_service()
             if sock is None:
                 transport = self.new_transport(fd, peer, size, self.factory())
             else:
@@ -352,10 +354,12 @@ cdef class Listener(ListeningSocket):
         except BaseException as exc:
             if transport is not None:
                 transport.release()
-            elif sock is None:
-                close_socket(fd)
             else:
-                sock.close()
+                self.connections.end_service()
+                if sock is None:
+                    close_socket(fd)
+                else:
+                    sock.close()
             if isinstance(exc, (KeyboardInterrupt, SystemExit)):
                 raise
             if self.loop.in_debug_mode():
@@ -406,9 +410,9 @@ cdef class Listener(ListeningSocket):
             self.report(os_error(res, ""), "socket.accept() out of system resource")
         else:
             self.report(os_error(res, "accept"), "socket.accept() failed")
-        if self.state == CLOSED:
+        if self.state != ACCEPTING:
+            # The exception handler has closed or paused the server.
             return 0
-        assert self.state == ACCEPTING
         self.state = PAUSED
         self.retry = self.loop.call_later(constants.ACCEPT_RETRY_DELAY, self._retry_accept)
         return 0

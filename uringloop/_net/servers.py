@@ -9,6 +9,7 @@ import os
 import posix
 import socket
 import stat
+import sys
 import weakref
 from asyncio import trsock
 from asyncio.log import logger
@@ -173,7 +174,10 @@ class Server(asyncio.Server):
 
     def _limit_to(self, limit: int | None) -> None:
         self._max_connections = limit
-        self._connections.limit_to(limit, None if limit is None else self._hold_or_release)
+        if limit is None:
+            self._connections.limit_to(None, None)
+        else:
+            self._connections.limit_to(min(limit, sys.maxsize), self._hold_or_release)
 
     def _may_accept(self) -> bool:
         return not self._paused and self._connections.has_room()
@@ -195,10 +199,10 @@ class Server(asyncio.Server):
         self._loop._check_owner()
         # What the backlog has would be reset.
         self._limit_to(None)
-        for listener in self._listeners:
-            listener.accept_rest(BACKLOG_MAX)
-        self._stop_listening()
         try:
+            for listener in self._listeners:
+                listener.accept_rest(BACKLOG_MAX)
+            self._stop_listening()
             count = self._active_count
             await self._until_ended(timeout)
             remaining = self._active_count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import inspect
 import os
 import select
 import socket
@@ -16,6 +17,24 @@ SCM_PIDFD = 4
 Ancillary: TypeAlias = tuple[int, int, Any]
 # What recv_fds() returns: data, descriptors, flags and the sender's address.
 ReceivedFds: TypeAlias = tuple[bytes, list[int], int, Any]
+
+
+def has_method(protocol: object, name: str, count: int) -> bool:
+    """Return whether the class of *protocol* has a method *name* for *count* arguments.
+
+    A method for other arguments is one of the program's own. A mock object has every attribute, but
+    its class has not.
+    """
+    if not callable(getattr(type(protocol), name, None)):
+        return False
+    try:
+        inspect.signature(getattr(protocol, name)).bind(*range(count))
+    except ValueError:
+        # A compiled method without a signature.
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def mask_for(flags: Any) -> int:

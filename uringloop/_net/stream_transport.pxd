@@ -41,6 +41,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int leave_large(self) except -1
     cdef int recv_once(self) except -1
     cdef int recv_with_fds(self) except? -1
+    cdef int deliver_with_fds(self, bytes data, list fds) except -1
     cdef int see_fds(self) except -1
     cdef int recv_by_copy(self) except? -1
     cdef char *loop_memory(self) except NULL

@@ -123,7 +123,7 @@ from uringloop._transport.transport cimport (
 from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
-from uringloop._net.socket_messages import received_fds
+from uringloop._net.socket_messages import has_method, received_fds
 
 
 cdef enum:
@@ -333,7 +333,6 @@ cdef class StreamTransport(WriteTransport):
     cdef int recv_with_fds(self) except? -1:
         """Receive bytes, and descriptors that come with the first of them; the protocol owns both.
         """
-        cdef PyObject *result
         cdef list fds
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(
@@ -342,23 +341,26 @@ cdef class StreamTransport(WriteTransport):
             return -exc.errno
         fds = received_fds(ancillary)
         self.count_received(len(data))
+        if fds:
+            self.deliver_with_fds(data, fds)
+        elif data:
+            deliver(self, data)
         if flags & MSG_CTRUNC:
             self.report("descriptors were lost", os_error(-EMFILE, ""))
-        if not fds:
-            if data:
-                deliver(self, data)
-            return len(data)
+        return len(data)
+
+    cdef int deliver_with_fds(self, bytes data, list fds) except -1:
+        cdef PyObject *result
         # A run nested in the call, or one after a KeyboardInterrupt, delivers the bytes first.
         self.stash_first(data)
         result = self.call(NAME_FDS_RECEIVED, <PyObject*>fds)
         if result == NULL:
-            self.fatal_error(
+            return self.fatal_error(
                 pending_exception(), "Fatal error: protocol.fds_received() call failed.")
-            return len(data)
         Py_DECREF_owned(result)
         if self.stash and self.stash[0] is data and not self.paused and self.life < CLOSING:
             deliver(self, self.stash.pop(0))
-        return len(data)
+        return 0
 
     cdef int recv_by_copy(self) except? -1:
         """Receive into the loop's memory, and deliver a copy of what has come."""
@@ -758,7 +760,7 @@ cdef class StreamTransport(WriteTransport):
     cdef int see_fds(self) except -1:
         """Notice whether the protocol of a UNIX connection takes descriptors."""
         self.is_unix = True
-        self.takes_fds = getattr(type(self.protocol), NAME_FDS_RECEIVED, None) is not None
+        self.takes_fds = has_method(self.protocol, NAME_FDS_RECEIVED, 1)
         if self.takes_fds:
             # A receive into the pool's buffers has no room for descriptors.
             self.may_multishot = False

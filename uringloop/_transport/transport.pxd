@@ -10,12 +10,13 @@ from uringloop._turn.turn cimport LoopCore, TurnUser
 cdef class Connections:
     cdef LoopCore loop
     cdef readonly Py_ssize_t count  # of transports that are not released
-    cdef Py_ssize_t served      # those whose connection_lost() is not scheduled
+    cdef Py_ssize_t served      # connections whose connection_lost() is not scheduled
     cdef Py_ssize_t limit       # the largest number of those that the server wants
     cdef object on_empty        # called when the last transport is released; None after end()
     cdef object on_limit        # called when `served` reaches `limit`, and when it falls below
 
     cdef int attach(self, Transport transport) except -1
+    cdef int begin_service(self) except -1
     cdef int end_service(self) except -1
     cdef int detach(self) except -1
 

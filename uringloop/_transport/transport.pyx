@@ -78,8 +78,12 @@ cdef class Connections:
         return self.served < self.limit
 
     cdef int attach(self, Transport transport) except -1:
+        """Count a connection that end_service() and detach() count down."""
         transport.server = self
         self.count += 1
+        return 0
+
+    cdef int begin_service(self) except -1:
         self.served += 1
         if self.served == self.limit:
             self.on_limit()

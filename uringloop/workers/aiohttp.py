@@ -2,8 +2,8 @@
 
 `gunicorn -k uringloop.workers.aiohttp.Worker app:app`. gunicorn's main process imports this module
 and has no loop; each worker creates its loop after the fork. No policy is set, because policies are
-deprecated. A worker that is replaced loses no request, unless the application makes its own
-AppRunner.
+deprecated. A worker that is replaced answers a last request of each connection, unless the
+application makes its own AppRunner.
 """
 
 from __future__ import annotations
@@ -60,13 +60,9 @@ def close_after_responses(server: web.Server) -> None:
     handler = server.request_handler
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        try:
-            response = await handler(request)
-        except web.HTTPException as exc:
-            exc.force_close()
-            raise
-        response.force_close()
-        return response
+        # As if the client had asked for it: a response may send its headers in the handler.
+        request._message = request._message._replace(should_close=True)
+        return await handler(request)
 
     server.request_handler = answer
     for connection in server.connections:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -13,18 +12,25 @@ from uringloop._net import servers
 # How long a server waits at least for the requests of connections that it accepted last, and at
 # most for a last request of each connection that a client keeps.
 GRACE_S = 0.05
-LAST_REQUEST_S = 1.0
+LAST_REQUEST_S = 0.5
 
 
 def limit_connections(loop: asyncio.AbstractEventLoop, options: Any) -> None:
-    """Let each server of *loop* serve as many clients as gunicorn's option worker_connections says.
+    """Limit the connections from each of gunicorn's sockets to its option worker_connections.
 
-    Without the option there is no limit; its default is for gunicorn's own workers.
+    The default of the option is for gunicorn's own workers: it is no limit here.
     """
     option = options.settings["worker_connections"]
+    create: Any = loop.create_server
+
+    async def create_server(*arguments: Any, sock: Any = None, **others: Any) -> Any:
+        # The application may have servers of its own.
+        if sock is not None:
+            others["max_connections"] = option.get()
+        return await create(*arguments, sock=sock, **others)
+
     if option.get() != option.default:
-        create: Any = functools.partial(loop.create_server, max_connections=option.get())
-        loop.create_server = create  # type: ignore[method-assign]
+        loop.create_server = create_server  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager
@@ -41,9 +47,9 @@ async def draining(listening: Iterable[object], keep_alive_s: float) -> AsyncIte
         for server in listening
         if isinstance(server, servers.Server)
     ]
-    if drains:
-        await asyncio.wait(drains, timeout=max(GRACE_S, min(keep_alive_s, LAST_REQUEST_S)))
     try:
+        if drains:
+            await asyncio.wait(drains, timeout=max(GRACE_S, min(keep_alive_s, LAST_REQUEST_S)))
         yield
     finally:
         for drain in drains:

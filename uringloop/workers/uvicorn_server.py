@@ -1,15 +1,16 @@
 """uvicorn's command with uringloop: `python -m uringloop.workers.uvicorn_server app:app`.
 
 It accepts the options of `uvicorn`; `--loop auto`, the default, is this loop. A server that shuts
-down, because a worker is replaced or uvicorn reloads, loses no request. Programs that call
-`uvicorn.run` themselves import this module for that effect. The import is needed in the main
-process and in workers that multiprocessing spawns, which import the main module.
+down, because a worker is replaced or uvicorn reloads, answers a last request of each connection.
+Programs that call `uvicorn.run` themselves import this module for that effect. The import is needed
+in the main process and in workers that multiprocessing spawns, which import the main module.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+import sys
 from collections.abc import Callable
 
 from uringloop import policy
@@ -57,10 +58,12 @@ class Server(uvicorn.Server):
             await super().shutdown(sockets)
 
 
-# uvicorn finds its server and its loop by these names: there is no option for the former.
-uvicorn.main.Server = uvicorn.supervisors.multiprocess.Server = Server
+# uvicorn finds its server and its loop by these names: there is no option for the former. The name
+# uvicorn.main is that of a function, too.
+sys.modules["uvicorn.main"].Server = Server  # type: ignore[attr-defined]
+uvicorn.supervisors.multiprocess.Server = Server
 uvicorn.config.LOOP_FACTORIES["auto"] = "uringloop.workers.uvicorn_server:loop_factory"
 
 if __name__ == "__main__":
     policy.ask_kernel()
-    uvicorn.main.main()
+    uvicorn.main()
