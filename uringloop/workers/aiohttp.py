@@ -61,13 +61,14 @@ def close_after_responses(server: web.Server) -> None:
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         # As if the client had asked for it: a response may send its headers in the handler.
-        request._message = request._message._replace(should_close=True)
+        with contextlib.suppress(AttributeError):
+            request._message = request._message._replace(should_close=True)
         return await handler(request)
 
     server.request_handler = answer
     for connection in server.connections:
-        # There is no other way for connections that exist. One without this attribute is closed
-        # when it is idle.
+        # There is no other way for connections that exist. Without these private names they are
+        # closed when they are idle.
         with contextlib.suppress(AttributeError):
             connection._request_handler = answer
 
