@@ -191,7 +191,6 @@ async def limited(model: Any, limit: int, count: int) -> None:
         await model.turns(model.rng.randrange(5))
         server.resume_accepting()
         await model.turns(model.rng.randrange(5))
-    # Whoever has connected is served; a client on its way may be refused.
     ended = await asyncio.gather(*asking, return_exceptions=True)
     most = max(present)
     await server.drain(None if not model.harmful else 1.0)

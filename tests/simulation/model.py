@@ -476,18 +476,8 @@ class Model:
             while data := await self.loop.sock_recv(right, 5000):
                 received.extend(data)
 
-        async def both() -> None:
-            sending = asyncio.ensure_future(send())
-            for _ in range(cancels):
-                receiving = asyncio.ensure_future(receive())
-                await self.turns(self.rng.randrange(4))
-                receiving.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await receiving
-            await asyncio.gather(sending, receive())
-
         try:
-            await both()
+            await messages.cancelling(self, send(), receive, cancels)
         except OSError as exc:
             if not self.harmful:
                 raise Difference(f"sock_*: {exc!r}") from exc
