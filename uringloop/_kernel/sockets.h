@@ -201,22 +201,4 @@ static inline bool uring_find_datagram(const char *buffer, int size, uring_datag
     return true;
 }
 
-/* Returns the size of each datagram but the last, if the kernel has merged several of one sender
- * into this one, which it does where a program has set UDP_GRO on its socket (5.0). Otherwise
- * returns 0. */
-static inline size_t uring_merged_size(const uring_datagram *datagram) {
-    struct msghdr message = {
-        .msg_control = (void *)(uintptr_t)datagram->control,
-        .msg_controllen = datagram->control_size,
-    };
-    struct cmsghdr *control;
-    int size = 0;
-
-    for (control = CMSG_FIRSTHDR(&message); control; control = CMSG_NXTHDR(&message, control))
-        if (control->cmsg_level == IPPROTO_UDP && control->cmsg_type == UDP_GRO &&
-            control->cmsg_len >= CMSG_LEN(sizeof(size)))
-            memcpy(&size, CMSG_DATA(control), sizeof(size));
-    return size > 0 ? (size_t)size : 0;
-}
-
 #endif

@@ -41,4 +41,3 @@ cdef extern from "_kernel/sockets.h" nogil:
         int flags
 
     bint uring_find_datagram(const char *buffer, int size, uring_datagram *found)
-    size_t uring_merged_size(const uring_datagram *datagram)

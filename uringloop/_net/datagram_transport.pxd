@@ -28,9 +28,9 @@ cdef class DatagramTransport(FlowControl):
     cdef bint is_replaced(self) except -1
     cdef int deliver_buffer(self, int size, unsigned int flags) except -1
     cdef int deliver_merged(
-        self, bytes data, Py_ssize_t size, list ancillary, int flags, object address) except -1
+        self, bytes data, list ancillary, int flags, object address) except -1
     cdef int stash_merged(
-        self, bytes data, Py_ssize_t start, Py_ssize_t size, list ancillary, int flags,
+        self, bytes data, Py_ssize_t start, list ancillary, int flags,
         object address) except -1
     cdef int receive_some(self) except -1
     cdef bint is_merging(self) except -1

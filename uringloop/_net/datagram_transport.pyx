@@ -56,7 +56,6 @@ from uringloop._kernel.errors cimport (
 from uringloop._kernel.io_uring cimport IORING_CQE_F_BUFFER, IORING_CQE_F_MORE, io_uring_sqe
 from uringloop._kernel.libc cimport (
     MSG_CMSG_CLOEXEC,
-    MSG_CTRUNC,
     MSG_DONTWAIT,
     MSG_ERRQUEUE,
     MSG_NOSIGNAL,
@@ -80,7 +79,6 @@ from uringloop._kernel.sockets cimport (
     io_uring_prep_poll_multishot,
     uring_datagram,
     uring_find_datagram,
-    uring_merged_size,
     uring_prep_recvmsg_multishot,
 )
 from uringloop._ring.buffers cimport DATAGRAM_GROUP
@@ -237,7 +235,6 @@ cdef class DatagramTransport(FlowControl):
         """Copy a datagram out of its buffer, give the buffer back, and deliver or stash it."""
         cdef const char *memory = self.loop.datagram_pool.take(flags, size)
         cdef uring_datagram found
-        cdef size_t piece_size = 0
         cdef list ancillary = None
         cdef bytes data
         cdef object address
@@ -245,21 +242,17 @@ cdef class DatagramTransport(FlowControl):
             if self.life >= CLOSING or self.receiving == ENDED or not uring_find_datagram(
                     memory, size, &found):
                 return 0
-            piece_size = uring_merged_size(&found)
             data = PyBytes_FromStringAndSize(found.data, found.data_size)
             count_total(&self.loop.counters.received_bytes, found.data_size)
             address = (
                 self.loop.senders.address_of(<const sockaddr_in6*>found.name, found.name_size)
                 if found.name_size else None)
-            if self.takes_messages:
+            if found.control_size:
                 ancillary = received_ancillary(found.control, found.control_size)
-            elif found.control_size:
-                # The next protocol may take messages.
-                found.flags |= MSG_CTRUNC
         finally:
             self.loop.datagram_pool.give_back(flags)
-        if 0 < piece_size < found.data_size:
-            return self.deliver_merged(data, piece_size, ancillary, found.flags, address)
+        if ancillary is not None and 0 < merged_size(ancillary) < PyBytes_GET_SIZE(data):
+            return self.deliver_merged(data, ancillary, found.flags, address)
         if address is None and not data:
             # It may be the EOF of a stream socket: a datagram has a sender's address.
             if self.is_replaced():
@@ -276,32 +269,34 @@ cdef class DatagramTransport(FlowControl):
         self.deliver_or_stash((data, ancillary, 0, address))
 
     cdef int deliver_merged(
-            self, bytes data, Py_ssize_t size, list ancillary, int flags,
-            object address) except -1:
+            self, bytes data, list ancillary, int flags, object address) except -1:
         """Deliver one by one the datagrams of one sender that the kernel has merged (UDP_GRO)."""
+        cdef Py_ssize_t size = merged_size(ancillary)
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t start = 0
         cdef bytes piece
         if self.loop.nestable:
             # The protocol may run the loop, which then delivers the others.
-            return self.stash_merged(data, 0, size, ancillary, flags, address)
+            return self.stash_merged(data, 0, ancillary, flags, address)
         try:
             while start < total and not (self.paused or self.stash or self.life >= CLOSING):
                 piece = data[start:start + size]
                 start += size
-                self.deliver(piece, copy_of(ancillary), flags, address)
+                self.deliver(
+                    piece, ancillary[:] if self.takes_messages else ancillary, flags, address)
         finally:
             # The protocol has paused, or raised KeyboardInterrupt.
-            self.stash_merged(data, start, size, ancillary, flags, address)
+            self.stash_merged(data, start, ancillary, flags, address)
         return 0
 
     cdef int stash_merged(
-            self, bytes data, Py_ssize_t start, Py_ssize_t size, list ancillary, int flags,
+            self, bytes data, Py_ssize_t start, list ancillary, int flags,
             object address) except -1:
         """Stash the merged datagrams from *start* on."""
+        cdef Py_ssize_t size = merged_size(ancillary)
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         while start < total and self.life < CLOSING:
-            self.stash_item((data[start:start + size], copy_of(ancillary), flags, address))
+            self.stash_item((data[start:start + size], ancillary[:], flags, address))
             start += size
         if self.stash and not self.paused and self.life < CLOSING:
             self.loop.add_delivery(self)
@@ -351,8 +346,7 @@ cdef class DatagramTransport(FlowControl):
                     self.end_input()
                 count_total(&self.loop.counters.received_bytes, len(data))
                 if 0 < merged_size(ancillary) < len(data):
-                    self.deliver_merged(
-                        data, merged_size(ancillary), ancillary, flags, address)
+                    self.deliver_merged(data, ancillary, flags, address)
                 else:
                     self.deliver(data, ancillary, flags, address)
             count += 1
@@ -771,10 +765,6 @@ cdef int check_bytes(object data) except -1:
 def checked_message(buffers, ancdata):
     """Return what `sendmsg` sends: bytes, and a list of ancillary data, or None for none."""
     return joined(buffers), checked_ancillary(ancdata)
-
-
-cdef list copy_of(list ancillary):
-    return None if ancillary is None else ancillary[:]
 
 
 cdef list pieces(object data, object address, list ancillary, Py_ssize_t size):
