@@ -1,4 +1,4 @@
-"""The sock_* methods: wrong sockets, wrong data, addresses that do not work."""
+"""The sock_* methods and uringloop.sockets: wrong sockets, wrong data, addresses, no peer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bad_input.stage import BadFileno, Call, Stage, cases
+from uringloop import sockets
 
 # Seconds. No peer sends, so that a call that waits raises TimeoutError.
 BRIEFLY = 0.2
@@ -35,6 +36,13 @@ METHODS: dict[str, Callable[[Stage, Any], Any]] = {
     "sock_connect": lambda s, sock: s.loop.sock_connect(sock, (HOST, 9)),
     "sock_accept": lambda s, sock: s.loop.sock_accept(sock),
     "sock_sendfile": lambda s, sock: s.loop.sock_sendfile(sock, s.file()),
+    "recvmsg": lambda s, sock: sockets.recvmsg(s.loop, sock, 1, 100),
+    "recvmsg_into": lambda s, sock: sockets.recvmsg_into(s.loop, sock, [bytearray(1)]),
+    "sendmsg": lambda s, sock: sockets.sendmsg(s.loop, sock, [b"x"]),
+    "sendmsg to": lambda s, sock: sockets.sendmsg(s.loop, sock, [b"x"], (), 0, (HOST, 9)),
+    "send_fds": lambda s, sock: sockets.send_fds(s.loop, sock, [b"x"], [0]),
+    "recv_fds": lambda s, sock: sockets.recv_fds(s.loop, sock, 1, 1),
+    "wait": lambda s, sock: sockets.wait(s.loop, sock, sockets.READ),
 }
 # Sockets that would block any loop, also asyncio's, unless debug mode refuses them.
 BLOCKS = ("blocking", "with a timeout")
@@ -64,6 +72,10 @@ def _with(make: Callable[[Stage], Any], method: str, *args: Any) -> Call:
 
 def _tcp(method: str, *args: Any) -> Call:
     return _with(Stage.tcp, method, *args)
+
+
+def _function(call: Callable[..., Any], *args: Any, **options: Any) -> Call:
+    return lambda s: asyncio.wait_for(call(s.loop, s.tcp(), *args, **options), BRIEFLY)
 
 
 def _connect(address: Any, make: Callable[[Stage], Any] = Stage.fresh) -> Call:
@@ -137,6 +149,40 @@ ARGUMENTS: dict[str, Call] = {
     "sock_connect(UNIX, tuple)": _connect((HOST, 9), Stage.unix),
     "sock_connect(UNIX, None)": _connect(None, Stage.unix),
     "sock_connect(UNIX, '')": _connect("", Stage.unix),
+    "recvmsg(sock)": _function(sockets.recvmsg),
+    "recvmsg(sock, 2**70)": _function(sockets.recvmsg, 2**70),
+    "recvmsg(sock, 1, 2**70)": _function(sockets.recvmsg, 1, 2**70),
+    "recvmsg(sock, None)": _function(sockets.recvmsg, None),
+    "recvmsg(sock, 1, None)": _function(sockets.recvmsg, 1, None),
+    "recvmsg(sock, 1, 0, None)": _function(sockets.recvmsg, 1, 0, None),
+    "recvmsg(sock, 1, 0, 2**40)": _function(sockets.recvmsg, 1, 0, 2**40),
+    "recvmsg(sock, 1, 0, MSG_OOB)": _function(sockets.recvmsg, 1, 0, socket.MSG_OOB),
+    "recvmsg(sock, 1, unknown=1)": _function(sockets.recvmsg, 1, unknown=1),
+    "recvmsg_into(sock, None)": _function(sockets.recvmsg_into, None),
+    "recvmsg_into(sock, [])": _function(sockets.recvmsg_into, []),
+    "recvmsg_into(sock, [None])": _function(sockets.recvmsg_into, [None]),
+    "recvmsg_into(sock, 2,000 buffers)": _function(sockets.recvmsg_into, [bytearray(1)] * 2000),
+    "sendmsg(sock, None)": _function(sockets.sendmsg, None),
+    "sendmsg(sock, [])": _function(sockets.sendmsg, []),
+    "sendmsg(sock, [1])": _function(sockets.sendmsg, [1]),
+    "sendmsg(sock, 2,000 buffers)": _function(sockets.sendmsg, [b"x"] * 2000),
+    "sendmsg(sock, ancdata=None)": _function(sockets.sendmsg, [b"x"], None),
+    "sendmsg(sock, ancdata of two)": _function(sockets.sendmsg, [b"x"], [(1, 2)]),
+    "sendmsg(sock, level of 2**40)": _function(sockets.sendmsg, [b"x"], [(2**40, 2, b"")]),
+    "sendmsg(sock, data of a text)": _function(sockets.sendmsg, [b"x"], [(1, 2, "x")]),
+    "sendmsg(sock, unknown level)": _function(sockets.sendmsg, [b"x"], [(99, 99, b"x")]),
+    "sendmsg(sock, flags='x')": _function(sockets.sendmsg, [b"x"], (), "x"),
+    "sendmsg(sock, address=())": _function(sockets.sendmsg, [b"x"], (), 0, ()),
+    "sendmsg(sock, address=text)": _function(sockets.sendmsg, [b"x"], (), 0, "x"),
+    "send_fds(sock, None)": _function(sockets.send_fds, [b"x"], None),
+    "send_fds(sock, [-1])": _function(sockets.send_fds, [b"x"], [-1]),
+    "send_fds(sock, [0])": _function(sockets.send_fds, [b"x"], [0]),
+    "recv_fds(sock, 1, None)": _function(sockets.recv_fds, 1, None),
+    "recv_fds(sock, 1, 2**40)": _function(sockets.recv_fds, 1, 2**40),
+    "wait(sock, 0)": _function(sockets.wait, 0),
+    "wait(sock, 2**70)": _function(sockets.wait, 2**70),
+    "wait(sock, None)": _function(sockets.wait, None),
+    "wait(sock, text)": _function(sockets.wait, "READ"),
     "sock_accept()": lambda s: s.loop.sock_accept(),
     "sock_accept(connected)": _tcp("sock_accept"),
     "sock_accept(UDP)": _with(Stage.udp, "sock_accept"),
