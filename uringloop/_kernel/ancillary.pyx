@@ -8,8 +8,6 @@ Any thread may use these functions.
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.long cimport PyLong_AsLongAndOverflow
-from cpython.number cimport PyNumber_Index
-from cpython.sequence cimport PySequence_Check
 from libc.stdint cimport uint16_t
 from libc.string cimport memcpy, memset
 
@@ -22,6 +20,10 @@ from uringloop._kernel.libc cimport (
     UDP_SEGMENT,
     cmsghdr,
 )
+
+
+cdef extern from "Python.h":
+    int PyArg_Parse(object argument, const char *format, ...) except 0
 
 
 cdef list received_ancillary(const char *control, size_t size):
@@ -90,20 +92,13 @@ cdef bint is_small(object number) noexcept:
 cdef tuple checked_item(object item):
     cdef int level
     cdef int kind
-    if type(item) is not tuple or len(<tuple>item) != 3:
-        if not PySequence_Check(item) or isinstance(item, bytes):
-            raise TypeError(
-                f"[sendmsg() ancillary data items]() argument must be 3-item sequence, "
-                f"not {type(item).__name__}")
-        item = tuple(item)
-        if len(<tuple>item) != 3:
-            raise TypeError(
-                f"[sendmsg() ancillary data items]() argument must be sequence of length 3, "
-                f"not {len(<tuple>item)}")
-    # These raise for other types, and for numbers that are too large.
-    level = PyNumber_Index((<tuple>item)[0])
-    kind = PyNumber_Index((<tuple>item)[1])
-    return level, kind, bytes_of((<tuple>item)[2])
+    cdef Py_buffer view
+    # As socket.sendmsg() does, whose texts change between versions of Python.
+    PyArg_Parse(item, "(iiy*):[sendmsg() ancillary data items]", &level, &kind, &view)
+    try:
+        return level, kind, PyBytes_FromStringAndSize(<const char*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
 
 
 cdef bytes bytes_of(object data):
