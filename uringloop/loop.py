@@ -103,6 +103,7 @@ class Loop(BaseLoop):
     ) -> None:
         self._watchers = watchers.Watchers(self)
         self._names = names.Names()
+        self._children: set[subprocesses.Child] = set()
         super().__init__(
             backend=backend,
             warn_fallback=warn_fallback,
@@ -113,7 +114,6 @@ class Loop(BaseLoop):
             nestable=nestable,
             stall_ms=stall_ms,
         )
-        self._children: set[subprocesses.Child] = set()
 
     def _release(self) -> None:
         self._names.close()

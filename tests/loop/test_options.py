@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 from support.leaks import open_fds
@@ -95,9 +96,12 @@ def test_a_number_of_a_variable_is_in_its_range(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("option", SWITCHES, ids=name_of)
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("0", False), ("no", False), ("False", False), (" OFF ", False), ("1", True), ("yes", True)],
+    [
+        *(("0", False), ("no", False), ("False", False), (" OFF ", False)),
+        *(("1", True), ("yes", True), ("TRUE", True), (" on ", True)),
+    ],
 )
-def test_a_switch_of_a_variable_is_off_by_few_words(
+def test_a_switch_of_a_variable_is_a_word_for_yes_or_no(
     monkeypatch: pytest.MonkeyPatch, option: options.Switch, text: str, expected: bool
 ) -> None:
     assert option.value() is (option.default == "yes")
@@ -108,11 +112,34 @@ def test_a_switch_of_a_variable_is_off_by_few_words(
     assert option.value(False) is False
 
 
+@pytest.mark.parametrize("option", SWITCHES, ids=name_of)
+def test_another_word_is_an_error_that_names_the_right_ones(
+    monkeypatch: pytest.MonkeyPatch, option: options.Switch
+) -> None:
+    monkeypatch.setenv(option.variable, "Enabled")
+    words = "1, yes, true, on, 0, no, false, off"
+    with pytest.raises(ValueError, match=f"^{option.variable} must be one of {words}, not 'Enabl"):
+        option.value()
+
+
+@pytest.mark.parametrize("option", PATHS, ids=name_of)
+def test_a_wrong_place_is_an_error_that_names_the_right_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: options.PlaceOption
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(option.variable, "trace.txt")
+    fds = open_fds()
+    with pytest.raises(ValueError, match=f"^{option.variable} must be {option.values}, not 'trace"):
+        uringloop.Loop()
+    assert open_fds() == fds
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("option", PATHS, ids=name_of)
 @pytest.mark.parametrize(
-    ("text", "expected"), [("0", ""), ("off", ""), ("1", "1"), ("/run/Off", "/run/Off")]
+    ("text", "expected"), [("0", ""), ("off", ""), ("1", "1"), ("True", "1"), ("a:/Off", "a:/Off")]
 )
-def test_a_place_is_off_by_the_same_words(
+def test_a_place_is_on_or_off_by_the_same_words(
     monkeypatch: pytest.MonkeyPatch, option: options.PlaceOption, text: str, expected: str
 ) -> None:
     assert option.value() == ""

@@ -760,18 +760,11 @@ def test_limit_out_of_range_is_an_error(seconds: float) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "nonsense",
-        "127.0.0.1:65536",
-        "127.0.0.1:0?dead_after=soon",
-        "127.0.0.1:0?dead_after=-1",
-        "127.0.0.1:0?ready_after=nan",
-        "127.0.0.1:0?dead_after",
-        "127.0.0.1:0?deadafter=3",
         NOT_OURS,
         "unix:/nonexistent/path",
     ],
 )
-def test_bad_variable_is_one_warning_and_loops_work(place: Path, text: str) -> None:
+def test_an_address_that_cannot_be_had_is_one_warning(place: Path, text: str) -> None:
     script = """
     for _ in range(3):
         uringloop.run(asyncio.sleep(0))
@@ -783,10 +776,37 @@ def test_bad_variable_is_one_warning_and_loops_work(place: Path, text: str) -> N
         assert watched.end().count("health of this process cannot start: ") == 1
 
 
-def test_variable_with_an_unknown_name_says_which(place: Path) -> None:
-    script = "uringloop.new_event_loop().close()\nready()\n"
-    with process_at(place, "127.0.0.1:0?dead_after=3&colour=red&size=1", script) as watched:
-        assert watched.end().endswith("URINGLOOP_HEALTH has no colour, size\n")
+WORDS = "1, yes, true, on, 0, no, false, off"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense", "URINGLOOP_HEALTH must be 0 or an address, not 'nonsense'"),
+        ("1", "URINGLOOP_HEALTH: '1' is no address: it must be the number of a host and a port"),
+        ("9100", "URINGLOOP_HEALTH must be 0 or an address, not '9100'"),
+        ("127.0.0.1:65536", "URINGLOOP_HEALTH: '127.0.0.1:65536' is no address: it must be"),
+        ("dead_after", "URINGLOOP_HEALTH: 'dead_after' is not of the form dead_after=60&stacks=1"),
+        ("dead_after=soon", "dead_after must be a number of seconds above 0, not 'soon'"),
+        ("dead_after=-1", "dead_after must be a number of seconds above 0, not -1.0"),
+        ("ready_after=nan", "ready_after must be a number of seconds above 0, not nan"),
+        ("stacks=2", f"URINGLOOP_HEALTH: stacks must be one of {WORDS}, not '2'"),
+        (
+            "dead_after=3&colour=red&size=1",
+            "URINGLOOP_HEALTH has no colour, size; it has dead_after, ready_after, stacks, wa",
+        ),
+    ],
+)
+def test_a_wrong_variable_is_an_error_that_names_the_right_values(
+    monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    is_setting = "_after" in text or "=" in text
+    monkeypatch.setenv("URINGLOOP_HEALTH", f"127.0.0.1:0?{text}" if is_setting else text)
+    before = open_fds()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        uringloop.Loop()
+    assert open_fds() == before
+    assert health_threads() == []
 
 
 @pytest.mark.slow

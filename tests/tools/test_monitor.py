@@ -277,7 +277,7 @@ def test_relative_path_is_removed_after_chdir(place: Path) -> None:
     os.chdir("/")
     ready()
     """
-    with program(place, script, URINGLOOP_MONITOR="relative.sock") as watched:
+    with program(place, script, URINGLOOP_MONITOR="./relative.sock") as watched:
         watched.end()
         assert list(place.iterdir()) == []
 

@@ -102,6 +102,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         batch_wait_us = options.BATCH_WAIT_US.value(batch_wait_us)
         sqpoll = options.SQPOLL.value(sqpoll)
         cpu = options.SQPOLL_CPU.value(sqpoll_cpu)
+        nestable = options.NESTABLE.value(nestable)
         stall_ms = options.STALL_MS.value(stall_ms)
         if cpu >= 0 and not sqpoll:
             raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
@@ -124,12 +125,17 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         # By a key for each call of on_stall(). Other threads use it.
         self._stall_callbacks: dict[object, StallCallback] = {}
         self._executor = executors.DefaultExecutor()
-        if options.NESTABLE.value(nestable):
+        if nestable:
             self._runs = nesting.Runs(self)
         register(self)
-        # Another thread may add one.
-        for function in tuple(when_created.values()):
-            function(self, stall_ms)
+        try:
+            # Another thread may add one.
+            for function in tuple(when_created.values()):
+                function(self, stall_ms)
+        except BaseException:
+            # A variable of the monitor has a wrong value.
+            self.close()
+            raise
 
     def _open(
         self,

@@ -22,8 +22,17 @@ WAIT_MAX_US = 1_000_000
 # One minute, in milliseconds: a longer idle time of the kernel's thread, and a longer stall, is a
 # mistake in the unit.
 IDLE_MAX_MS = 60_000
-# What a variable says to switch something off, in any case.
+# What a variable says to switch something on or off, in any case.
+ON = ("1", "yes", "true", "on")
 OFF = ("0", "no", "false", "off")
+
+
+def says_yes(name: str, text: str) -> bool:
+    """Return whether *text*, the value of *name*, says yes. Raises ValueError for other words."""
+    word = text.lower()
+    if word not in (*ON, *OFF):
+        raise ValueError(f"{name} must be one of {', '.join((*ON, *OFF))}, not {text!r}")
+    return word in ON
 
 
 def out_of_range(name: str, most: int, given: object) -> ValueError:
@@ -105,7 +114,7 @@ class RingOption(Option):
 
 
 class Switch(Option):
-    """Yes or no. A variable says yes with any text that is not in OFF."""
+    """Yes or no; in a variable a word of ON or OFF."""
 
     def __init__(self, argument: str, variable: str, *, default: bool, effect: str) -> None:
         word = "yes" if default else "no"
@@ -116,18 +125,34 @@ class Switch(Option):
         if argument is not None:
             return argument
         text = stdlib.variable(self.variable)
-        return text.lower() not in OFF if text else self.is_on
+        return says_yes(self.variable, text) if text else self.is_on
 
 
 class PlaceOption(Option):
-    """The place to write to or to be found at; "1" is the usual one, if any, and "" is none."""
+    """The place to write to or to be found at; "1" is the usual one, if any, and "" is none.
 
-    def __init__(self, variable: str, *, values: str = "0, 1, a path", effect: str) -> None:
+    A place contains *mark*, so that a wrong word is not taken for the name of a file.
+    """
+
+    def __init__(
+        self,
+        variable: str,
+        *,
+        mark: str = "/",
+        values: str = "0, 1 or a path with a slash",
+        effect: str,
+    ) -> None:
         super().__init__("", variable, values=values, default="0", effect=effect)
+        self.mark = mark
 
     def value(self, variables: Mapping[str, str] | None = None) -> str:
         text = self.text(variables)
-        return "" if text and text.lower() in OFF else text
+        if not text or self.mark in text:
+            return text
+        try:
+            return "1" if says_yes(self.variable, text) else ""
+        except ValueError:
+            raise ValueError(f"{self.variable} must be {self.values}, not {text!r}") from None
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────
@@ -185,7 +210,8 @@ MONITOR = PlaceOption(
 )
 HEALTH = PlaceOption(
     "URINGLOOP_HEALTH",
-    values="0, an address",
+    mark=":",
+    values="0 or an address",
     effect="answers at that address by HTTP whether the loops are alive and ready",
 )
 TRACE = PlaceOption(

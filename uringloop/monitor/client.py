@@ -90,7 +90,11 @@ def paths_of(pid: int) -> list[str]:
     except (FileNotFoundError, ProcessLookupError):
         raise CannotWatch(f"no such process: {pid}") from None
     name = socket_paths.name_for(pid)
-    asked = options.MONITOR.value(variables)
+    try:
+        asked = options.MONITOR.value(variables)
+    except ValueError:
+        # The process makes no loop, but perhaps its children.
+        asked = ""
     paths = [os.path.join(folder, name) for folder in socket_paths.folders(variables, user)]
     if asked not in ("", server.DEFAULT):
         # A relative path refers to the directory in which the process was started; most processes

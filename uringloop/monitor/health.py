@@ -214,13 +214,9 @@ def stop_serving() -> None:
 
 
 def start_from_variable(text: str) -> None:
-    """Serve the address that the variable names; once in a process."""
-
-    def plan() -> Plan[Health]:
-        place, limits = parsed(text)
-        return Plan(None, lambda: Health(place, limits))
-
-    SWITCH.obey(_Served.plan or plan)
+    """Serve the address that the variable names; once in a process. Raises ValueError."""
+    place, limits = parsed(text)
+    SWITCH.obey(_Served.plan or (lambda: Plan(None, lambda: Health(place, limits))))
 
 
 def _serve_in_child(_: base_loop.BaseLoop, __: int) -> None:

@@ -106,21 +106,36 @@ class Limits:
         self.watchdog = watchdog
 
 
+# What may follow the address in the variable.
+SETTINGS = ("dead_after", "ready_after", "stacks", "watchdog")
+
+
 def parsed(text: str) -> tuple[Place, Limits]:
     """Return what the variable says: an address, and after a question mark what counts.
 
     Raises ValueError.
     """
+    name = options.HEALTH.variable
     address, _, query = text.partition("?")
-    values = dict(urllib.parse.parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
-    dead_after = float(values.pop("dead_after", DEAD_AFTER_S))
-    ready_after = float(values.pop("ready_after", READY_AFTER_S))
-    stacks = _says_yes(values.pop("stacks", ""))
-    watchdog = _says_yes(values.pop("watchdog", ""))
-    if values:
-        raise ValueError(f"{options.HEALTH.variable} has no {', '.join(values)}")
-    return Place(address), Limits(dead_after, ready_after, stacks=stacks, watchdog=watchdog)
+    try:
+        values = dict(urllib.parse.parse_qsl(query, True, strict_parsing=bool(query)))
+    except ValueError:
+        raise ValueError(f"{name}: {query!r} is not of the form dead_after=60&stacks=1") from None
+    if unknown := [each for each in values if each not in SETTINGS]:
+        raise ValueError(f"{name} has no {', '.join(unknown)}; it has {', '.join(SETTINGS)}")
+    dead_after = _seconds(f"{name}: dead_after", values.get("dead_after"), DEAD_AFTER_S)
+    ready_after = _seconds(f"{name}: ready_after", values.get("ready_after"), READY_AFTER_S)
+    stacks = options.says_yes(f"{name}: stacks", values.get("stacks", "0"))
+    watchdog = options.says_yes(f"{name}: watchdog", values.get("watchdog", "0"))
+    limits = Limits(dead_after, ready_after, stacks=stacks, watchdog=watchdog)
+    try:
+        return Place(address), limits
+    except ValueError as exc:
+        raise ValueError(f"{name}: {exc}") from None
 
 
-def _says_yes(text: str) -> bool:
-    return text.lower() not in ("", *options.OFF)
+def _seconds(name: str, text: str | None, default: float) -> float:
+    try:
+        return default if text is None else float(text)
+    except ValueError:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {text!r}") from None
