@@ -48,11 +48,7 @@ cdef bytes joined(object buffers):
     """Return the bytes of what a program sends. Raises the exceptions of `socket.sendmsg`."""
     if type(buffers) is list and len(<list>buffers) == 1:
         return bytes_of((<list>buffers)[0])
-    try:
-        buffers = list(buffers)
-    except TypeError:
-        raise TypeError("sendmsg() argument 1 must be an iterable") from None
-    return b"".join([bytes_of(buffer) for buffer in buffers])
+    return b"".join([bytes_of(buffer) for buffer in list_of(buffers, 1)])
 
 
 cdef list checked_ancillary(object items):
@@ -61,13 +57,17 @@ cdef list checked_ancillary(object items):
     if type(items) is list and are_checked(<list>items):
         # A copy, because the program may change its list in a call that comes before the send.
         return (<list>items)[:] if <list>items else None
-    if type(items) is not list and type(items) is not tuple:
-        try:
-            items = list(items)
-        except TypeError:
-            raise TypeError("sendmsg() argument 2 must be an iterable") from None
-    checked = [checked_item(item) for item in items]
+    checked = [checked_item(item) for item in list_of(items, 2)]
     return checked if checked else None
+
+
+cdef list list_of(object items, int number):
+    """Return what the argument of that number iterates over, in a list of its own."""
+    try:
+        iterator = iter(items)
+    except TypeError:
+        raise TypeError(f"sendmsg() argument {number} must be an iterable") from None
+    return list(iterator)
 
 
 cdef bint are_checked(list items) noexcept:

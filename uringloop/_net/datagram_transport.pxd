@@ -12,6 +12,7 @@ cdef class DatagramTransport(FlowControl):
     cdef Operation errors_op    # a multishot poll of the error queue
     cdef bint takes_messages    # the protocol has message_received()
     cdef bint errors_read       # from the error queue, since recv_op was armed
+    cdef bint errors_scheduled  # _receive_errors() is called in the next turn
 
     # sending
     cdef Operation room_op      # a poll: waits until the socket has room
@@ -37,13 +38,18 @@ cdef class DatagramTransport(FlowControl):
     cdef int watch_errors(self) except -1
     cdef int on_errors(self, int res, unsigned int flags) except -1
     cdef int receive_errors(self) except -1
+    cdef int schedule_errors(self) except -1
     cdef int deliver(self, object data, list ancillary, int flags, object address) except -1
     cdef int deliver_error(self, object exc) except -1
     cdef int call_error_received(self, object exc) except -1
     cdef int check_sending(self) except -1
     cdef bint may_send(self, object addr) except -1
+    cdef bint has_destination(self, object address) except -1
     cdef int send_or_queue(
         self, object data, object address, list ancillary, Py_ssize_t segment) except -1
+    cdef int send_again(
+        self, object exc, bytes data, object address, list ancillary,
+        Py_ssize_t segment) except -1
     cdef bint send_one(self, object data, object address, list ancillary) except -1
     cdef bint send_memory(
         self, const char *start, Py_ssize_t size, const sockaddr_in6 *name,

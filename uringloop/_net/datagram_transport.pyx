@@ -98,7 +98,8 @@ from uringloop._turn.turn cimport LoopCore
 
 cdef bint EMPTY_DATAGRAMS_ARE_SENT      # filled by the import
 from uringloop._cpython.stdlib import EMPTY_DATAGRAMS_ARE_SENT
-from uringloop._net.socket_messages import has_method, to_keep
+from uringloop._net.protocol_methods import has_method
+from uringloop._net.socket_messages import to_keep
 
 
 cdef enum:
@@ -106,6 +107,9 @@ cdef enum:
     RECEIVED_MAX = 16
     # The size that asyncio uses, for a socket that does not return the size of its datagram.
     RECEIVE_SIZE = 256 * 1024
+    # No less than the packet that an error refers to, and below the size from which on glibc maps
+    # memory: Python allocates all of it for each receive.
+    ERROR_SIZE = 64 * 1024
     # Ancillary data that are sent without a call of Python's: words of 8 bytes.
     SENT_ANCILLARY_WORDS = 32
     # The most that the kernel cuts in one call: 64 datagrams before 6.9, and a packet's bytes.
@@ -120,6 +124,7 @@ cdef Py_ssize_t HEADER_SIZE = 8 if EMPTY_DATAGRAMS_ARE_SENT else 0
 cdef object NAME_DATAGRAM_RECEIVED = "datagram_received"
 cdef object NAME_MESSAGE_RECEIVED = "message_received"
 cdef object NAME_ERROR_RECEIVED = "error_received"
+cdef int EDESTADDRREQ = error_numbers.EDESTADDRREQ
 cdef int ENOTCONN = error_numbers.ENOTCONN
 # What the kernel returns if it cannot cut a message: the device does not compute checksums, or
 # a datagram is longer than the path takes.
@@ -157,7 +162,7 @@ cdef class DatagramTransport(FlowControl):
         if self.takes_messages and self.life == OPEN:
             self.watch_errors()
             # The poll has reported what came while another protocol was set.
-            self.loop.schedule(self._receive_errors, (), None)
+            self.schedule_errors()
         return 0
 
     # ── receiving ────────────────────────────────────────────────────────────────────────────
@@ -280,6 +285,8 @@ cdef class DatagramTransport(FlowControl):
             return self.stash_merged(data, 0, ancillary, flags, address)
         try:
             while start < total and not (self.paused or self.stash or self.life >= CLOSING):
+                # The protocol may have forked: a child is given nothing.
+                self.loop.ring.check_not_forked()
                 piece = data[start:start + size]
                 start += size
                 self.deliver(
@@ -310,8 +317,7 @@ cdef class DatagramTransport(FlowControl):
         cdef int count = 0
         cdef int most = RECEIVED_MAX
         # A ring that cannot receive leaves it to this to take merged datagrams apart.
-        cdef bint with_ancillary = self.takes_messages or (
-            not self.may_multishot and self.cuts and self.is_merging())
+        cdef bint merging = not self.may_multishot and self.cuts and self.is_merging()
         if self.polls_left:
             self.polls_left -= 1
             most = 1
@@ -324,13 +330,14 @@ cdef class DatagramTransport(FlowControl):
             try:
                 if size < 0:
                     raise os_error(-errno, "")
-                if with_ancillary:
+                # Other code may have made the socket a blocking one.
+                if merging or self.takes_messages:
                     data, ancillary, flags, address = self.sock.recvmsg(
-                        size or RECEIVE_SIZE, URING_CONTROL_ROOM, MSG_CMSG_CLOEXEC)
+                        size or RECEIVE_SIZE, URING_CONTROL_ROOM, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)
                     # The kernel returns it among the flags.
                     flags &= ~MSG_CMSG_CLOEXEC
                 else:
-                    data, address = self.sock.recvfrom(size or RECEIVE_SIZE)
+                    data, address = self.sock.recvfrom(size or RECEIVE_SIZE, MSG_DONTWAIT)
                     ancillary, flags = [], 0
             except (BlockingIOError, InterruptedError):
                 break
@@ -382,37 +389,46 @@ cdef class DatagramTransport(FlowControl):
     cdef int receive_errors(self) except -1:
         """Deliver messages of the error queue, RECEIVED_MAX in a turn; return how many."""
         cdef int count = 0
-        while (self.takes_messages and self.errors_op.in_flight and not self.paused
-                and self.life < CLOSING and self.receiving != ENDED):
-            self.loop.ring.check_not_forked()
-            try:
-                data, ancillary, flags, address = self.sock.recvmsg(
-                    RECEIVE_SIZE, URING_CONTROL_ROOM, MSG_ERRQUEUE)
-            except OSError:
-                # There is none. An error of the socket is delivered by a receive of datagrams.
-                break
+        cdef bint is_empty = False
+        if self.errors_scheduled:
             self.errors_read = True
-            count += 1
-            if count == RECEIVED_MAX:
-                # The poll does not report the others.
-                self.loop.schedule(self._receive_errors, (), None)
-            try:
+            return 0
+        try:
+            while (count < RECEIVED_MAX and self.takes_messages and self.errors_op.in_flight
+                    and not self.paused and self.life < CLOSING and self.receiving != ENDED):
+                self.loop.ring.check_not_forked()
+                try:
+                    data, ancillary, flags, address = self.sock.recvmsg(
+                        ERROR_SIZE, URING_CONTROL_ROOM, MSG_ERRQUEUE | MSG_DONTWAIT)
+                except OSError:
+                    # There is none. An error of the socket is delivered by a receive of datagrams.
+                    is_empty = True
+                    break
+                self.errors_read = True
+                count += 1
                 self.deliver(data, ancillary, flags, address)
-            except BaseException:
-                self.loop.schedule(self._receive_errors, (), None)
-                raise
-            if count == RECEIVED_MAX:
-                break
+        finally:
+            # The poll does not report the others, even if the protocol raises KeyboardInterrupt.
+            if count and not is_empty:
+                self.schedule_errors()
         return count
 
+    cdef int schedule_errors(self) except -1:
+        """Read the error queue in the next turn."""
+        if not self.errors_scheduled:
+            self.errors_scheduled = True
+            self.loop.schedule(self._receive_errors, (), None)
+        return 0
+
     def _receive_errors(self):
+        self.errors_scheduled = False
         self.receive_errors()
 
     def resume_reading(self):
         FlowControl.resume_reading(self)
         if self.errors_op.in_flight:
             # The poll reports only what arrives.
-            self.loop.schedule(self._receive_errors, (), None)
+            self.schedule_errors()
 
     # ── calling the protocol ─────────────────────────────────────────────────────────────────
 
@@ -480,8 +496,12 @@ cdef class DatagramTransport(FlowControl):
         cdef bytes data = joined(buffers)
         cdef list ancillary = checked_ancillary(ancdata)
         self.check_sending()
-        if self.may_send(addr):
-            self.send_or_queue(data, addr if self.address is None else self.address, ancillary, 0)
+        if not self.may_send(addr):
+            return
+        if self.address is not None:
+            addr = self.address
+        if self.has_destination(addr):
+            self.send_or_queue(data, addr, ancillary, 0)
 
     def send_segments(self, data, segment_size, addr=None, ancdata=()):
         """Send *data* as datagrams of *segment_size* bytes, the last of them perhaps shorter.
@@ -501,6 +521,8 @@ cdef class DatagramTransport(FlowControl):
             return
         if self.address is not None:
             addr = self.address
+        if not self.has_destination(addr):
+            return
         if type(data) is not bytes:
             data = bytes(data)
         batch = size * max(1, min(SEGMENTS_MAX, SEGMENT_BYTES_MAX // size)) if self.cuts else size
@@ -508,6 +530,8 @@ cdef class DatagramTransport(FlowControl):
             if self.life >= ENDING:
                 # error_received() has aborted.
                 break
+            # It may have forked, too: a child sends nothing again.
+            self.loop.ring.check_not_forked()
             # A slice of all of it is the object itself; a part is copied in less time than sent.
             part = data[start:start + batch]
             if len(part) > size:
@@ -529,6 +553,13 @@ cdef class DatagramTransport(FlowControl):
             return False
         return True
 
+    cdef bint has_destination(self, object address) except -1:
+        """Return whether the kernel knows where to send; if not, the protocol gets its error."""
+        if address is not None or self.connected:
+            return True
+        self.call_error_received(os_error(-EDESTADDRREQ, ""))
+        return False
+
     cdef int send_or_queue(
             self, object data, object address, list ancillary, Py_ssize_t segment) except -1:
         """Send *data* at once, or queue a copy of it when the socket has no room.
@@ -540,11 +571,8 @@ cdef class DatagramTransport(FlowControl):
                 if self.send_one(data, address, ancillary):
                     return 0
             except OSError as exc:
-                if segment and exc.errno in UNCUT:
-                    for item in pieces(data, address, ancillary, segment):
-                        if self.life < ENDING:
-                            self.send_or_queue(item[0], address, item[2], 0)
-                    return 0
+                if segment:
+                    return self.send_again(exc, data, address, ancillary, segment)
                 # What the protocol raises leaves sendto(), as in asyncio.
                 return self.call_error_received(exc)
             except BaseException as exc:
@@ -564,6 +592,20 @@ cdef class DatagramTransport(FlowControl):
         self.queue.append((data, address, ancillary, segment, owner))
         count_size(&self.queue_size, len(data) + HEADER_SIZE)
         return self.pause_protocol()
+
+    cdef int send_again(
+            self, object exc, bytes data, object address, list ancillary,
+            Py_ssize_t segment) except -1:
+        """Send the datagrams that the kernel has not cut out of *data* one by one."""
+        if exc.errno not in UNCUT:
+            # It may be about an earlier datagram, and would cost all of these.
+            self.call_error_received(exc)
+        for item in pieces(data, address, ancillary, segment):
+            if self.life >= ENDING:
+                break
+            self.loop.ring.check_not_forked()
+            self.send_or_queue(item[0], address, item[2], 0)
+        return 0
 
     cdef bint send_one(self, object data, object address, list ancillary) except -1:
         """Send a datagram; return False if the socket has no room. Raises OSError."""
@@ -609,10 +651,13 @@ cdef class DatagramTransport(FlowControl):
 
     cdef bint send_parsed(self, object data, object address, list ancillary) except -1:
         try:
+            # Other code may have made the socket a blocking one.
             if ancillary is None:
-                self.sock.sendto(data, address)
+                self.sock.sendto(data, MSG_DONTWAIT | MSG_NOSIGNAL, address)
             else:
-                self.sock.sendmsg([data], ancillary, 0, None if self.connected else address)
+                self.sock.sendmsg(
+                    [data], ancillary, MSG_DONTWAIT | MSG_NOSIGNAL,
+                    None if self.connected else address)
         except (BlockingIOError, InterruptedError):
             return False
         count_total(&self.loop.counters.sent_bytes, len(data))
@@ -662,9 +707,10 @@ cdef class DatagramTransport(FlowControl):
                 self.drop_first()
             except OSError as exc:
                 self.drop_first()
-                if segment and exc.errno in UNCUT:
+                if segment:
                     self.queue_first(pieces(data, address, ancillary, segment))
-                else:
+                if not segment or exc.errno not in UNCUT:
+                    # It may be about an earlier datagram.
                     self.deliver_error(exc)
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)

@@ -301,11 +301,12 @@ cdef class Listener(ListeningSocket):
 
     cdef int stop(self, int res) except -1:
         """Report a lasting error of accept4(2) or of the poll, and accept no more."""
-        self.report(os_error(res, "accept"), "socket.accept() failed")
         self.cancel_retry()
         if self.state != CLOSED:
             self.state = STOPPED
-        return self.stop_waiting()
+        self.stop_waiting()
+        # Last, because the exception handler may raise SystemExit.
+        return self.report(os_error(res, "accept"), "socket.accept() failed")
 
     cdef int stop_waiting(self) except -1:
         """Stop waiting for connections."""
@@ -406,16 +407,12 @@ cdef class Listener(ListeningSocket):
         if self.shared:
             self.stop_waiting()
         self.failures = 0
-        if res in SHORTAGES:
-            self.report(os_error(res, ""), "socket.accept() out of system resource")
-        else:
-            self.report(os_error(res, "accept"), "socket.accept() failed")
-        if self.state != ACCEPTING:
-            # The exception handler has closed or paused the server.
-            return 0
         self.state = PAUSED
         self.retry = self.loop.call_later(constants.ACCEPT_RETRY_DELAY, self._retry_accept)
-        return 0
+        # Last, because the exception handler may raise SystemExit, or close or pause the server.
+        if res in SHORTAGES:
+            return self.report(os_error(res, ""), "socket.accept() out of system resource")
+        return self.report(os_error(res, "accept"), "socket.accept() failed")
 
     cdef int cancel_retry(self) except -1:
         if self.retry is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import itertools
+import math
 import os
 import posix
 import socket
 import stat
 import sys
 import weakref
-from asyncio import trsock
+from asyncio import constants, trsock
 from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -197,14 +198,15 @@ class Server(asyncio.Server):
         later aborted. serve_forever() ends at the end of this.
         """
         self._loop._check_owner()
+        # Before anything ends: these raise TypeError.
+        deadline = math.inf if timeout is None else self._loop.time() + timeout
+        close_timeout = 0.0 + close_timeout
         # What the backlog has would be reset.
         self._limit_to(None)
         try:
-            for listener in self._listeners:
-                listener.accept_rest(BACKLOG_MAX)
+            count = await self._accept_rest(deadline)
             self._stop_listening()
-            count = self._active_count
-            await self._until_ended(timeout)
+            await self._until_ended(deadline - self._loop.time())
             remaining = self._active_count
             for transport in self._transports():
                 close_politely(transport)
@@ -216,12 +218,38 @@ class Server(asyncio.Server):
             self.close()
         return Drained(count - remaining, remaining - aborted, aborted)
 
-    async def _until_ended(self, timeout: float | None) -> None:
+    async def _accept_rest(self, deadline: float) -> int:
+        """Accept what waits in the backlog of each socket, and close it.
+
+        Returns how many connections there were and have come.
+        """
+        # A client that finds the file after that could only be reset.
+        self._remove_file()
+        count = self._active_count
+        listeners = list(self._listeners)
+        while listeners:
+            for listener in listeners:
+                before = self._active_count
+                listener.accept_rest(BACKLOG_MAX)
+                count += self._active_count - before
+                if not listener.is_paused():
+                    # At once: a client that connects from now on would wait to be reset.
+                    listener.close()
+            listeners = [listener for listener in listeners if listener.is_paused()]
+            left = deadline - self._loop.time()
+            if left <= 0:
+                break
+            if listeners:
+                # This process has no descriptor. Connections that end free some.
+                await asyncio.sleep(min(left, constants.ACCEPT_RETRY_DELAY))
+        return count
+
+    async def _until_ended(self, timeout: float) -> None:
         """Wait until there is no connection any more, for *timeout* seconds at most."""
         if self._active_count and self._waiters is not None:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
-            await asyncio.wait([waiter], timeout=timeout)
+            await asyncio.wait([waiter], timeout=None if timeout == math.inf else timeout)
 
     # ── asyncio.Server ───────────────────────────────────────────────────────────────────────
 
@@ -300,6 +328,9 @@ class Server(asyncio.Server):
         for sock in sockets[len(listeners) :]:
             sock.close()
         self._serving = False
+        self._remove_file()
+
+    def _remove_file(self) -> None:
         if self._socket_file is not None:
             _remove_socket_file(*self._socket_file)
 

@@ -125,7 +125,6 @@ cdef class SharedListeners(EpollUser):
             return -1
         self.listeners[listener.fd] = listener
         count_loop(listener, 1)
-        uring_mark_shared(listener.fd)
         if not self.wait_at_epoll() or self.join_queue(listener) < 0:
             self.remove(listener)
             return -1
@@ -135,8 +134,6 @@ cdef class SharedListeners(EpollUser):
         if self.listeners.pop(listener.fd, None) is None:
             return 0
         count_loop(listener, -1)
-        if listener.inode not in LOOPS:
-            uring_unmark_shared(listener.fd)
         self.leave_queue(listener)
         if not self.listeners:
             self.sleeper.go_to_ring()
@@ -275,13 +272,18 @@ cdef class SharedListeners(EpollUser):
 
 
 cdef int count_loop(ListeningSocket listener, int change) except -1:
-    """Count a loop that begins or ends to accept from the socket of *listener*."""
+    """Count a loop that begins or ends to accept from the socket of *listener*.
+
+    The socket is marked as shared with other processes while there is one.
+    """
     cdef int count
     with cython.critical_section(LOOPS):
         count = LOOPS.get(listener.inode, 0) + change
         if count > 0:
             LOOPS[listener.inode] = count
+            uring_mark_shared(listener.fd)
         else:
             # In a forked child LOOPS is empty.
             LOOPS.pop(listener.inode, None)
+            uring_unmark_shared(listener.fd)
     return 0

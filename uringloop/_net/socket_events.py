@@ -37,10 +37,15 @@ def mask_of(events: int) -> int:
 
 
 def found_now(fd: int, mask: int) -> Event:
-    """Return which events hold at *fd*, without waiting; of HANGUP and ERROR also unasked ones."""
-    poll = select.poll()
-    poll.register(fd, mask)
-    found = dict(poll.poll(0)).get(fd, 0)
+    """Return which events hold at *fd*, without waiting; of HANGUP and ERROR also unasked ones.
+
+    Raises OSError for a closed socket.
+    """
+    found = select.POLLNVAL
+    if fd >= 0:
+        poll = select.poll()
+        poll.register(fd, mask)
+        found = dict(poll.poll(0)).get(fd, 0)
     if found & select.POLLNVAL:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     events = Event(0)

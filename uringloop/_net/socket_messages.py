@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import inspect
 import os
 import select
 import socket
@@ -17,24 +16,6 @@ SCM_PIDFD = 4
 Ancillary: TypeAlias = tuple[int, int, Any]
 # What recv_fds() returns: data, descriptors, flags and the sender's address.
 ReceivedFds: TypeAlias = tuple[bytes, list[int], int, Any]
-
-
-def has_method(protocol: object, name: str, count: int) -> bool:
-    """Return whether the class of *protocol* has a method *name* for *count* arguments.
-
-    A method for other arguments is one of the program's own. A mock object has every attribute, but
-    its class has not.
-    """
-    if not callable(getattr(type(protocol), name, None)):
-        return False
-    try:
-        inspect.signature(getattr(protocol, name)).bind(*range(count))
-    except ValueError:
-        # A compiled method without a signature.
-        return True
-    except TypeError:
-        return False
-    return True
 
 
 def mask_for(flags: Any) -> int:
@@ -100,11 +81,11 @@ def space_for(count: int) -> int:
     return socket.CMSG_LEN(count * array.array("i").itemsize)
 
 
-def fds_in(ancillary: Iterable[Ancillary]) -> list[int]:
+def fds_in(ancillary: Iterable[Ancillary], kind: int = socket.SCM_RIGHTS) -> list[int]:
     """Return the descriptors of received ancillary data, which the caller owns."""
     fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+    for level, found, data in ancillary:
+        if level == socket.SOL_SOCKET and found == kind:
             # The last one may be cut off.
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return list(fds)
@@ -113,8 +94,8 @@ def fds_in(ancillary: Iterable[Ancillary]) -> list[int]:
 def received_fds(ancillary: Iterable[Ancillary]) -> list[int]:
     """Return what `fds_in` does, and close descriptors of the sender's process."""
     items = list(ancillary)
-    for level, kind, data in items:
-        if (level, kind) == (socket.SOL_SOCKET, SCM_PIDFD):
-            for fd in array.array("i", data):
-                os.close(fd)
+    for fd in fds_in(items, SCM_PIDFD):
+        # The kernel has put the error there if it could not make the descriptor.
+        if fd >= 0:
+            os.close(fd)
     return fds_in(items)

@@ -116,6 +116,7 @@ from uringloop._transport.read_transport cimport (
 from uringloop._transport.transport cimport (
     BROKEN,
     CLOSING,
+    OPEN,
     own,
     pending_exception,
     socket_extra,
@@ -123,7 +124,8 @@ from uringloop._transport.transport cimport (
 from uringloop._transport.write_transport cimport WriteTransport
 from uringloop._turn.turn cimport SCRATCH_SIZE, LoopCore
 
-from uringloop._net.socket_messages import has_method, received_fds
+from uringloop._net.protocol_methods import has_method
+from uringloop._net.socket_messages import received_fds
 
 
 cdef enum:
@@ -137,6 +139,8 @@ cdef enum:
     # Bytes that one recv(2) asks for at first, and at most: the maximum is asyncio's.
     ROOM_AT_START = 16 * 1024
     ROOM_MAX = 256 * 1024
+    # Below the size from which on glibc maps memory: Python allocates all of it for each receive.
+    RECEIVED_WITH_FDS_MAX = 64 * 1024
     # Bytes received in a row before other connections are served.
     READ_AT_ONCE_MAX = 256 * 1024
     # Records that TLS keeps go to a BIO, whose memory grows by a third more and does not shrink.
@@ -185,7 +189,8 @@ cdef class StreamTransport(WriteTransport):
         """Return the state in which the next bytes are received."""
         if self.messages_large:
             return POLL
-        if self.may_multishot and self.polls_left == 0:
+        # A receive into the pool's buffers has no room for descriptors.
+        if self.may_multishot and self.polls_left == 0 and not self.takes_fds:
             if self.prepare_multishot():
                 return MULTISHOT
             self.polls_left = POLLS_FIRST
@@ -336,7 +341,7 @@ cdef class StreamTransport(WriteTransport):
         cdef list fds
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(
-                SCRATCH_SIZE, URING_CONTROL_ROOM, MSG_CMSG_CLOEXEC)
+                RECEIVED_WITH_FDS_MAX, URING_CONTROL_ROOM, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)
         except OSError as exc:
             return -exc.errno
         fds = received_fds(ancillary)
@@ -358,6 +363,8 @@ cdef class StreamTransport(WriteTransport):
             return self.fatal_error(
                 pending_exception(), "Fatal error: protocol.fds_received() call failed.")
         Py_DECREF_owned(result)
+        # The protocol may have forked: a child is given nothing.
+        self.loop.ring.check_not_forked()
         if self.stash and self.stash[0] is data and not self.paused and self.life < CLOSING:
             deliver(self, self.stash.pop(0))
         return 0
@@ -759,11 +766,8 @@ cdef class StreamTransport(WriteTransport):
 
     cdef int see_fds(self) except -1:
         """Notice whether the protocol of a UNIX connection takes descriptors."""
-        self.is_unix = True
         self.takes_fds = has_method(self.protocol, NAME_FDS_RECEIVED, 1)
-        if self.takes_fds:
-            # A receive into the pool's buffers has no room for descriptors.
-            self.may_multishot = False
+        if self.takes_fds and self.life == OPEN:
             self.return_to_polls()
             if self.messages_large:
                 self.leave_large()
@@ -774,15 +778,14 @@ cdef StreamTransport new_stream(object loop, object sock, object protocol, objec
     """Return a transport of a connected, non-blocking socket; it owns *sock* when this returns."""
     cdef StreamTransport transport = StreamTransport.__new__(StreamTransport)
     cdef dict extra = socket_extra(sock, peername)
+    transport.is_unix = family_of(sock) == AF_UNIX
     transport.use_protocol(protocol)
     if wants_nodelay(sock):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # This comes last: whatever raises leaves the socket to the caller.
+    # What raises from here on would close the socket, which the caller closes, too.
     transport.adopt(loop, sock, extra)
-    if family_of(sock) == AF_UNIX:
-        if not transport.loop.ring.uses(UNIX_MULTISHOT):
-            transport.may_multishot = False
-        transport.see_fds()
+    if transport.is_unix and not transport.loop.ring.uses(UNIX_MULTISHOT):
+        transport.may_multishot = False
     return transport
 
 

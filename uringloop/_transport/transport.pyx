@@ -90,7 +90,7 @@ cdef class Connections:
         return 0
 
     cdef int end_service(self) except -1:
-        """connection_lost() of a connection is scheduled, before anything of a new connection."""
+        """connection_lost() of a connection is scheduled; another one may begin before its call."""
         self.served -= 1
         if self.served == self.limit - 1:
             self.on_limit()

@@ -38,7 +38,7 @@ def close_inherited_loop() -> None:
 
 
 class Runner(web.AppRunner):
-    """aiohttp's runner, changed so that its end does not lose requests."""
+    """aiohttp's runner, whose connections end with a last request."""
 
     __slots__ = ("_keep_alive_s",)
 
@@ -60,9 +60,7 @@ def close_after_responses(server: web.Server) -> None:
     handler = server.request_handler
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        # As if the client had asked for it: a response may send its headers in the handler.
-        with contextlib.suppress(AttributeError):
-            request._message = request._message._replace(should_close=True)
+        close_after_response(request)
         return await handler(request)
 
     server.request_handler = answer
@@ -71,6 +69,15 @@ def close_after_responses(server: web.Server) -> None:
         # closed when they are idle.
         with contextlib.suppress(AttributeError):
             connection._request_handler = answer
+            if connection._current_request is not None:
+                close_after_response(connection._current_request)
+
+
+def close_after_response(request: web.BaseRequest) -> None:
+    """Make the response tell the client that the connection ends, unless it has begun."""
+    # As if the client had asked for it: a response may send its headers in the handler.
+    with contextlib.suppress(AttributeError):
+        request._message = request._message._replace(should_close=True)
 
 
 class Worker(GunicornWebWorker):
@@ -86,7 +93,7 @@ class Worker(GunicornWebWorker):
         self.loop = loop = new_event_loop()
         self.log.info(backends.startup_line(loop.backend, loop.backend_reason))
         asyncio.set_event_loop(loop)
-        limit_connections(loop, self.cfg)
+        limit_connections(loop, self.cfg, self.sockets)
         # Skip aiohttp's init_process(), which would replace the loop by an asyncio loop.
         base.Worker.init_process(self)
 

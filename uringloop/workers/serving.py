@@ -1,9 +1,13 @@
-"""What the workers of gunicorn add to their servers: a limit, and an end that loses no request."""
+"""What the workers add to their servers: gunicorn's limit, and an end with a last request.
+
+The worker tells each client by the response to that request that the connection ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -15,21 +19,24 @@ GRACE_S = 0.05
 LAST_REQUEST_S = 0.5
 
 
-def limit_connections(loop: asyncio.AbstractEventLoop, options: Any) -> None:
-    """Limit the connections from each of gunicorn's sockets to its option worker_connections.
+def limit_connections(
+    loop: asyncio.AbstractEventLoop, options: Any, sockets: Iterable[Any]
+) -> None:
+    """Limit the connections from each of gunicorn's *sockets* to its option worker_connections.
 
-    The default of the option is for gunicorn's own workers: it is no limit here.
+    The default of the option is for gunicorn's own workers: it is no limit here, and 0 is none.
     """
     option = options.settings["worker_connections"]
     create: Any = loop.create_server
+    # The server has a socket object of its own. The application may have servers, too.
+    limited = {os.fstat(sock.fileno()).st_ino for sock in sockets}
 
     async def create_server(*arguments: Any, sock: Any = None, **others: Any) -> Any:
-        # The application may have servers of its own.
-        if sock is not None:
+        if sock is not None and os.fstat(sock.fileno()).st_ino in limited:
             others["max_connections"] = option.get()
         return await create(*arguments, sock=sock, **others)
 
-    if option.get() != option.default:
+    if option.get() not in (0, option.default):
         loop.create_server = create_server  # type: ignore[method-assign]
 
 

@@ -32,7 +32,7 @@ class Worker(UvicornWorker):
     CONFIG_KWARGS: ClassVar = {**UvicornWorker.CONFIG_KWARGS, "loop": LOOP}
 
     async def _serve(self) -> None:
-        limit_connections(asyncio.get_running_loop(), self.cfg)
+        limit_connections(asyncio.get_running_loop(), self.cfg, self.sockets)
         self.config.app = self.wsgi
         self._install_sigquit_handler()
         server = Server(self.config)

@@ -8,10 +8,14 @@ in the main process and in workers that multiprocessing spawns, which import the
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import logging
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from uringloop import policy
 from uringloop._ring import backends
@@ -49,13 +53,35 @@ def loop_factory(use_subprocess: bool = False) -> Callable[[], Loop]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, changed so that its end does not lose requests."""
+    """uvicorn's server, whose connections end with a last request."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.config.ws_protocol_class is not None:
+            self.config.ws_protocol_class = functools.partial(
+                make_websocket, self.config.ws_protocol_class
+            )
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, answer a last request of each connection, then do as uvicorn does."""
-        self.server_state.default_headers.append(CLOSE)
+        # Requests in progress may have an older list: uvicorn makes a new one each second.
+        state = self.server_state
+        state.default_headers = [*state.default_headers, CLOSE]
+        for connection in state.connections:
+            cycle: Any = getattr(connection, "cycle", None)
+            # Without these private names the client is not told.
+            with contextlib.suppress(AttributeError):
+                if not cycle.response_started:
+                    cycle.default_headers = [*cycle.default_headers, CLOSE]
         async with draining(self.servers, self.config.timeout_keep_alive):
             await super().shutdown(sockets)
+
+
+def make_websocket(kind: Callable[..., Any], *, server_state: Any, **others: Any) -> Any:
+    """Return a protocol of a websocket, whose handshake does not end the connection."""
+    own = copy.copy(server_state)
+    own.default_headers = [header for header in own.default_headers if header != CLOSE]
+    return kind(server_state=own, **others)
 
 
 # uvicorn finds its server and its loop by these names: there is no option for the former. The name
