@@ -31,7 +31,7 @@ OTHERS = {"_replace", "_fixtureinfo", "_nest_patched", "_install_sigquit_handler
 # pytest's, for plugins that run an item again, as pytest-rerunfailures does.
 OTHERS |= {"_report_sections", "_initrequest", "_instance", "_obj"}
 # aiohttp's, for the end of its workers' servers.
-OTHERS |= {"_server", "_get_valid_log_format"}
+OTHERS |= {"_server", "_get_valid_log_format", "_current_request"}
 # A documented function of the standard library.
 OTHERS |= {"_exit"}
 # What files keep for a loop, in the loop's dictionary (FilesOfLoop).
