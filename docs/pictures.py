@@ -145,7 +145,7 @@ def packages(palette: Palette) -> tuple[str, Picture]:
 
 def steps() -> list[list[str]]:
     """Return the steps of a turn, each with what it does."""
-    page = Path(__file__).with_name("architecture.md").read_text()
+    page = (Path(__file__).parent / "project" / "architecture.md").read_text()
     listed = page.partition("## One turn\n")[2].partition("```text\n")[2].partition("```")[0]
     return [line.split(maxsplit=1) for line in listed.splitlines()]
 

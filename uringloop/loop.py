@@ -61,7 +61,7 @@ class Loop(BaseLoop):
     when a security policy takes io_uring from a running loop, which then continues on the software
     ring. None stands for the value of the environment variable URINGLOOP_WARN_FALLBACK, or True.
 
-    Few programs need the other options; `docs/options.md` has the effect and the cost of each.
+    Few programs need the other options; `docs/reference/configuration.md` has the effect and the cost of each.
 
     *busy_poll_us*: poll for work for this many microseconds before each sleep. A sleep and the
     wake-up after it take some 10 us, which is most of the latency of few connections. The cost is
@@ -81,7 +81,7 @@ class Loop(BaseLoop):
     environment variable URINGLOOP_NESTABLE, or False.
 
     *stall_ms*: when a turn lasts this many milliseconds, log the stack of the loop's thread from
-    another thread; see `docs/monitoring.md`. 0 is off; None stands for the value of the
+    another thread; see `docs/how-to/observe.md`. 0 is off; None stands for the value of the
     environment variable URINGLOOP_STALL_MS, or 0.
 
     Raises ValueError for an unknown backend, a time out of range or a processor that does not

@@ -1,6 +1,6 @@
 """Programs that PyInstaller has frozen, by the hook that this package ships.
 
-docs/packaging.md says what was seen with other tools.
+docs/how-to/packaging.md says what was seen with other tools.
 """
 
 from __future__ import annotations

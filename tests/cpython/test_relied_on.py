@@ -69,7 +69,7 @@ def test_every_switch_has_a_row_and_every_row_a_known_switch() -> None:
 def test_every_switch_is_documented() -> None:
     (page,) = re.findall(
         r"^## `URINGLOOP_DISABLE`$(.*?)(?:^## |\Z)",
-        (ROOT / "docs" / "options.md").read_text(),
+        (ROOT / "docs" / "reference" / "configuration.md").read_text(),
         re.MULTILINE | re.DOTALL,
     )
     assert re.findall(r"^\| `(\w+)`", page, re.MULTILINE) == list(stdlib.SWITCHES)

@@ -21,7 +21,7 @@ from support import machine, seccomp
 from support.documents import DOCS, blocks
 from support.roles import PATIENCE, unused_port, wait_until
 
-PAGE = DOCS / "recipes.md"
+PAGE = DOCS / "how-to" / "recipes.md"
 METRICS_PORTS = "range(9101, 9105)"
 SCHEDULER_PORT = "8786"
 

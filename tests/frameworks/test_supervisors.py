@@ -21,7 +21,7 @@ from programs import needs_elsewhere, process
 from support.documents import DOCS, blocks
 from support.roles import PATIENCE, unused_port, wait_until
 
-PAGE = DOCS / "recipes.md"
+PAGE = DOCS / "how-to" / "recipes.md"
 BIN = Path(sys.executable).parent
 APP = """
 import time

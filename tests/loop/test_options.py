@@ -1,4 +1,4 @@
-"""The table of options: Loop() and docs/options.md agree with it, and its rules hold for each."""
+"""The table of options: Loop() and the reference agree with it, and its rules hold for each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_table_has_the_arguments_of_a_loop(loop_class: type) -> None:
 
 
 def test_the_document_has_the_table() -> None:
-    page = (ROOT / "docs" / "options.md").read_text()
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     (rows,) = re.findall(r"^\| Argument \| Variable .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
     cells = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows.splitlines()]
     assert cells == [

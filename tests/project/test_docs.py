@@ -81,27 +81,27 @@ async def app(scope, receive, send):
 
 # Code that runs before a program, by page and heading.
 BEFOREHAND = {
-    ("docs/integrations.md", "aiohttp"): """
+    ("docs/how-to/servers.md", "aiohttp"): """
         from aiohttp import web
         app = web.Application()
         """,
-    ("docs/integrations.md", "granian"): f"""
+    ("docs/how-to/servers.md", "granian"): f"""
         from pathlib import Path
         Path("app.py").write_text({APPLICATION!r})
         """,
-    ("docs/integrations.md", "hypercorn"): APPLICATION,
+    ("docs/how-to/servers.md", "hypercorn"): APPLICATION,
     # A Jupyter kernel closes the loop at its exit.
-    ("docs/integrations.md", "Jupyter"): """
+    ("docs/how-to/servers.md", "Jupyter"): """
         import atexit
         atexit.register(lambda: asyncio.get_event_loop().close())
         """,
-    ("docs/files.md", "Files"): """
+    ("docs/how-to/files.md", "Files"): """
         from pathlib import Path
         Path("data.bin").write_bytes(bytes(100) + b"\\n")
         Path("small.json").write_text("{}")
         """,
     # A container engine's seccomp profile, shortened.
-    ("docs/operations.md", "Containers"): """
+    ("docs/how-to/operations.md", "Containers"): """
         import atexit, json
         from pathlib import Path
         rule = {"names": ["read", "write"], "action": "SCMP_ACT_ALLOW"}
@@ -115,7 +115,7 @@ BEFOREHAND = {
             assert made == default
             assert len(added["names"]) == 3 and added["action"] == rule["action"]
         """,
-    ("docs/guide.md", "TLS"): f"""
+    ("docs/start/tutorial.md", "TLS"): f"""
         import shutil
         for name in ("server.pem", "ca.pem"):
             shutil.copy({str(CERTIFICATES)!r} + "/" + name, name)
@@ -135,10 +135,10 @@ BEHIND = {
 }
 
 # Servers that log to standard error.
-LOGS_TO_STDERR = {("docs/integrations.md", "granian"), ("docs/integrations.md", "hypercorn")}
+LOGS_TO_STDERR = {("docs/how-to/servers.md", "granian"), ("docs/how-to/servers.md", "hypercorn")}
 
 # Programs that another test runs, in the environment that they need.
-ELSEWHERE = {("docs/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
+ELSEWHERE = {("docs/how-to/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
 
 # A warning of Pythons on which threads take turns.
 WITH_GIL = "ignore:the threads of run_threads:RuntimeWarning"
@@ -248,12 +248,12 @@ def answers(client: socket.socket) -> None:
 # Requests to programs that run until Ctrl-C, by page and heading; they listen on PORT.
 ASKED: dict[tuple[str, str], Ask] = {
     ("README.md", "Use"): says_hello,
-    ("docs/guide.md", "A first server"): echoes,
-    ("docs/guide.md", "Many loops in one process"): echoes,
-    ("docs/integrations.md", "aiohttp"): answers,
-    ("docs/integrations.md", "granian"): answers,
-    ("docs/integrations.md", "hypercorn"): answers,
-    ("docs/operations.md", "What a loop tells"): serves_metrics,
+    ("docs/start/tutorial.md", "A first server"): echoes,
+    ("docs/start/tutorial.md", "Many loops in one process"): echoes,
+    ("docs/how-to/servers.md", "aiohttp"): answers,
+    ("docs/how-to/servers.md", "granian"): answers,
+    ("docs/how-to/servers.md", "hypercorn"): answers,
+    ("docs/how-to/operations.md", "What a loop tells"): serves_metrics,
 }
 
 
@@ -422,7 +422,7 @@ def test_every_block_is_of_a_known_kind() -> None:
 
 def test_every_public_name_is_documented() -> None:
     names = {name for name in dir(uringloop) if not name.startswith("__")}
-    page = (ROOT / "docs" / "api.md").read_text()
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
     described = re.findall(
         r"^\.\. (?:auto)?(?:class|function|module):: (?:uringloop\.)?(\w+)", page, re.M
     )

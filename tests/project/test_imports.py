@@ -1,7 +1,7 @@
 """Imports: a package imports only from those below it, and modules do not import in circles.
 
-The order of the packages is the list in docs/architecture.md. Imports, cimports and `#include`
-lines count, also within functions; imports under TYPE_CHECKING do not.
+The order of the packages is the list in docs/project/architecture.md. Imports, cimports and
+`#include` lines count, also within functions; imports under TYPE_CHECKING do not.
 """
 
 from __future__ import annotations

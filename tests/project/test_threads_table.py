@@ -1,4 +1,4 @@
-"""Calls every public name of docs/threads.md from a thread that does not run the loop.
+"""Calls every public name of docs/reference/threads.md from a thread that does not run the loop.
 
 The page's tables are the list of what is called, and state what must happen. Each test builds one
 object on a loop that a thread of its own runs, and calls the names of one table and one rule.
@@ -60,7 +60,7 @@ CLASSES: dict[str, type] = {
     "TextFile": uringloop.TextFile,
 }
 RULES = ("any thread", "checked", "queued", "refused", "the loop's thread", "one thread")
-# The functions of submodules, as docs/api.md lists them.
+# The functions of submodules, as docs/reference/api.md lists them.
 OF_SUBMODULES = (
     *("doctor.examine", "prometheus.text"),
     *(f"monitor.{name}" for name in uringloop.monitor.__all__),

@@ -191,7 +191,7 @@ def test_the_first_figure_of_the_readme_is_that_of_its_table() -> None:
 
 
 def test_the_architecture_page_is_read_in_one_sitting() -> None:
-    assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 300
+    assert len((ROOT / "docs" / "project" / "architecture.md").read_text().splitlines()) <= 300
 
 
 # ── forbidden contents ───────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 
 from support.sources import PACKAGE, ROOT
 
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
+ARCHITECTURE = ROOT / "docs" / "project" / "architecture.md"
 
 
 def packages_in_order() -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads the tables of docs/threads.md: by which rule other threads may use each public name."""
+"""Reads the tables of docs/reference/threads.md: by which rule other threads may use a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def tables() -> dict[str, dict[str, list[str]]]:
     """Return the names of each table by its heading and by the rule."""
     found: dict[str, dict[str, list[str]]] = {}
     heading = ""
-    for line in (DOCS / "threads.md").read_text().splitlines():
+    for line in (DOCS / "reference" / "threads.md").read_text().splitlines():
         if line.startswith("### "):
             heading = line.removeprefix("### ")
             found[heading] = {}

@@ -1,4 +1,4 @@
-"""docs/testing.md names every fault and every option."""
+"""docs/how-to/testing.md names every fault and every option."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from uringloop import testing
 
-TEXT = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "how-to" / "testing.md").read_text()
 
 
 def test_every_fault_is_documented() -> None:

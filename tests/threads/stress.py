@@ -2,12 +2,12 @@
 
     python tests/threads/stress.py --seconds 60 --threads 8 --loops 4 --seed 7 --only post,stop
 
-Each of several threads makes a loop, does work of all kinds on it, and makes the next one. The
-loop is stopped and run again, in this thread and in others, and closed, also by several threads at
-once. Other threads call everything that docs/threads.md allows any thread, on these loops and on
-their transports, handles, servers and files, also on loops that are closed meanwhile. Each callback
-must run once, in the order of its thread; a closed loop must refuse callbacks; a loop must not
-sleep while a callback waits; and nothing must be left at the end.
+Each of several threads makes a loop, does work of all kinds on it, and makes the next one. The loop
+is stopped and run again, in this thread and in others, and closed, also by several threads at once.
+Other threads call everything that docs/reference/threads.md allows any thread, on these loops and
+on their transports, handles, servers and files, also on loops that are closed meanwhile. Each
+callback must run once, in the order of its thread; a closed loop must refuse callbacks; a loop must
+not sleep while a callback waits; and nothing must be left at the end.
 
 The program prints what it did, and exits with 1 if something was wrong. A thread that waits for too
 long ends it, with the stacks of all threads.

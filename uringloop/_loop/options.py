@@ -5,7 +5,7 @@ loop is created, and counts as not set if it is empty. A value out of range rais
 names the argument or the variable.
 
 BaseLoop takes its values from here, the doctor shows the variables that are set, and
-docs/options.md has the table for users. Any thread may call this.
+docs/reference/configuration.md has the table for users. Any thread may call this.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ DISABLE = Option(
     effect="disables features of the ring, and replacements of the standard library's code",
 )
 
-# In the order of docs/options.md.
+# In the order of docs/reference/configuration.md.
 TABLE: tuple[Option, ...] = (
     BACKEND,
     WARN_FALLBACK,

@@ -29,7 +29,7 @@ encrypted at once, to memory from which they are sent. While the transport below
 wait as they are: nothing is copied, and no memory is needed for their records.
 
 Only the loop's thread may call, except the methods of the program's transport that
-docs/threads.md allows to any thread.
+docs/reference/threads.md allows to any thread.
 """
 
 import asyncio

@@ -50,7 +50,7 @@ async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
     An existing file keeps its permissions, its ACL, and its owner and group as far as the caller
     may set them; a symbolic link is replaced, not followed. Raises OSError, and then leaves nothing
     behind. A process that is killed may leave a file whose name begins with that of *path* and ends
-    in `.tmp`: docs/files.md says when.
+    in `.tmp`: docs/how-to/files.md says when.
     """
     name: Any = os.fspath(path)
     folder = os.path.dirname(name) or os.curdir
