@@ -61,7 +61,8 @@ class Loop(BaseLoop):
     when a security policy takes io_uring from a running loop, which then continues on the software
     ring. None stands for the value of the environment variable URINGLOOP_WARN_FALLBACK, or True.
 
-    Few programs need the other options; `docs/reference/configuration.md` has the effect and the cost of each.
+    Few programs need the other options; `docs/reference/configuration.md` has the effect and the
+    cost of each.
 
     *busy_poll_us*: poll for work for this many microseconds before each sleep. A sleep and the
     wake-up after it take some 10 us, which is most of the latency of few connections. The cost is

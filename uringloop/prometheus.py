@@ -25,7 +25,7 @@ def text(loop: BaseLoop, prefix: str = "uringloop", labels: Mapping[str, str] | 
 
     Each sample has the *labels*, by default `pid` with the process ID, because any of the workers
     that share a port may answer a scrape. From the first call for a loop on, its turns and
-    callbacks are timed; docs/how-to/observe.md has the cost.
+    callbacks are timed; docs/evidence/health.md has the cost.
     """
     keep_histograms(loop)
     chosen = {"pid": str(os.getpid())} if labels is None else labels

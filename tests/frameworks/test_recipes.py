@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 from programs import Process, needs_elsewhere, process, python
 from support import machine, seccomp
-from support.documents import DOCS, blocks
+from support.documents import recipe
 from support.roles import PATIENCE, unused_port, wait_until
 
-PAGE = DOCS / "how-to" / "recipes.md"
 METRICS_PORTS = "range(9101, 9105)"
 SCHEDULER_PORT = "8786"
 
@@ -30,12 +29,6 @@ ENVIRONMENT = {
     "PYTHONWARNINGS": "ignore::ResourceWarning",
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
 }
-
-
-def recipe(heading: str, kind: str = "python") -> str:
-    """Return the only block of *kind* below a heading."""
-    (found,) = [it.text for it in blocks(PAGE) if (it.heading, it.kind) == (heading, kind)]
-    return found
 
 
 def get(port: int) -> str | None:

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 from programs import needs_elsewhere, process
-from support.documents import DOCS, blocks
+from support.documents import recipe
 from support.roles import PATIENCE, unused_port, wait_until
 
-PAGE = DOCS / "how-to" / "recipes.md"
 BIN = Path(sys.executable).parent
 APP = """
 import time
@@ -37,9 +36,9 @@ async def app(scope, receive, send):
 COMMAND = "uvicorn app:app --port {} --workers 2 --lifespan off --loop uringloop:new_event_loop"
 
 
-def recipe(heading: str, kind: str, *replaced: tuple[str, str]) -> str:
-    """Return the only block of *kind* below a heading, in which each text of *replaced* stands."""
-    (text,) = [it.text for it in blocks(PAGE) if (it.heading, it.kind) == (heading, kind)]
+def adapted(heading: str, kind: str, *replaced: tuple[str, str]) -> str:
+    """Return a recipe with other texts in the place of some."""
+    text = recipe(heading, kind)
     for old, new in replaced:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -72,7 +71,7 @@ def test_probes_of_kubernetes_end_a_worker_that_hangs_and_no_busy_one(tmp_path: 
     yaml = pytest.importorskip("yaml")
     health, port = unused_port(), unused_port()
     replaced = [("0.0.0.0:9100", f"127.0.0.1:{health}"), ("=2", "=0.5"), ("=30", "=3")]
-    container = yaml.safe_load(recipe("Kubernetes", "yaml", *replaced))
+    container = yaml.safe_load(adapted("Kubernetes", "yaml", *replaced))
     (variable,) = container["env"]
     (named,) = container["ports"]
     assert named["name"] == container["livenessProbe"]["httpGet"]["port"]
@@ -132,7 +131,7 @@ def test_watchdog_of_systemd_is_told_by_a_busy_service_and_not_by_one_that_hangs
     with tempfile.TemporaryDirectory(prefix="uringloop-") as folder:
         unit = configparser.ConfigParser()
         unit.optionxform = str  # type: ignore[assignment, method-assign]
-        text = recipe(
+        text = adapted(
             "A watchdog",
             "ini",
             ("/srv/orders/.venv/bin/uvicorn", f"{BIN / 'uvicorn'} --lifespan off"),

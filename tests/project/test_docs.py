@@ -91,7 +91,7 @@ BEFOREHAND = {
         """,
     ("docs/how-to/servers.md", "hypercorn"): APPLICATION,
     # A Jupyter kernel closes the loop at its exit.
-    ("docs/how-to/servers.md", "Jupyter"): """
+    ("docs/how-to/tools.md", "Jupyter"): """
         import atexit
         atexit.register(lambda: asyncio.get_event_loop().close())
         """,
@@ -101,7 +101,7 @@ BEFOREHAND = {
         Path("small.json").write_text("{}")
         """,
     # A container engine's seccomp profile, shortened.
-    ("docs/how-to/operations.md", "Containers"): """
+    ("docs/how-to/containers.md", "Containers"): """
         import atexit, json
         from pathlib import Path
         rule = {"names": ["read", "write"], "action": "SCMP_ACT_ALLOW"}
@@ -138,7 +138,7 @@ BEHIND = {
 LOGS_TO_STDERR = {("docs/how-to/servers.md", "granian"), ("docs/how-to/servers.md", "hypercorn")}
 
 # Programs that another test runs, in the environment that they need.
-ELSEWHERE = {("docs/how-to/recipes.md", "Dask"): "tests/frameworks/test_recipes.py"}
+ELSEWHERE = {("docs/how-to/servers.md", "Dask"): "tests/frameworks/test_recipes.py"}
 
 # A warning of Pythons on which threads take turns.
 WITH_GIL = "ignore:the threads of run_threads:RuntimeWarning"
@@ -249,11 +249,11 @@ def answers(client: socket.socket) -> None:
 ASKED: dict[tuple[str, str], Ask] = {
     ("README.md", "Use"): says_hello,
     ("docs/start/tutorial.md", "A first server"): echoes,
-    ("docs/start/tutorial.md", "Many loops in one process"): echoes,
+    ("docs/how-to/all-cores.md", "Many loops in one process"): echoes,
     ("docs/how-to/servers.md", "aiohttp"): answers,
     ("docs/how-to/servers.md", "granian"): answers,
     ("docs/how-to/servers.md", "hypercorn"): answers,
-    ("docs/how-to/operations.md", "What a loop tells"): serves_metrics,
+    ("docs/reference/metrics.md", "What a loop tells"): serves_metrics,
 }
 
 

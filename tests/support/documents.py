@@ -115,6 +115,13 @@ def blocks(path: Path) -> list[Block]:
     return found
 
 
+def recipe(heading: str, kind: str = "python") -> str:
+    """Return the text of the only block of *kind* below a heading, whatever its page."""
+    every = [block for path in PAGES for block in blocks(path)]
+    (found,) = [it.text for it in every if (it.heading, it.kind) == (heading, kind)]
+    return found
+
+
 def anchors(path: Path) -> set[str]:
     """Return the anchors of a page, as Git hosts and the documentation site make them."""
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""docs/how-to/testing.md names every fault and every option."""
+"""The pages about testing name every fault and every option."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from uringloop import testing
 
-TEXT = (Path(__file__).parents[2] / "docs" / "how-to" / "testing.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = "".join(path.read_text() for path in DOCS.glob("*/test*.md"))
 
 
 def test_every_fault_is_documented() -> None:

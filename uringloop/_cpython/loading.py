@@ -91,7 +91,8 @@ def cause_of_absence() -> str:
     if not os.path.isdir(PACKAGE):
         return (
             "it is in an archive, from which Python loads no compiled modules: unpack the archive "
-            "first, as shiv and PEX do, or install the package into a folder (docs/how-to/packaging.md)"
+            "first, as shiv and PEX do, or install the package into a folder "
+            "(docs/how-to/packaging.md)"
         )
     if os.path.exists(f"{PACKAGE}/_turn/turn.pyx"):
         return (

@@ -494,9 +494,9 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
     # ── private names of asyncio's loops that other programs read ────────────────────────────
     # Snapshots and views, but for `_default_executor`, which programs may set; each docstring names
-    # the readers. docs/reference/differences.md lists the private names that are missing. The loop itself uses
-    # `_debug`, `_asyncgens`, `_exception_handler` and `_task_factory`, which other programs read as
-    # well.
+    # the readers. docs/reference/differences.md lists the private names that are missing. The loop
+    # itself uses `_debug`, `_asyncgens`, `_exception_handler` and `_task_factory`, which other
+    # programs read as well.
 
     @property
     def _closed(self) -> bool:

@@ -2,8 +2,8 @@
 
 The table has the calls that asyncio's loops or Python itself need not make, and those without which
 there is no loop. A seccomp filter refuses a call with EPERM or ENOSYS; an old kernel lacks it.
-`python -m uringloop.doctor` and `docs/how-to/operations.md` show the table, and the tests refuse one row
-after the other.
+`python -m uringloop.doctor` and `docs/how-to/containers.md` show the table, and the tests refuse
+one row after the other.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def opentelemetry(meter_provider: Any = None) -> None:
     """Register instruments for the figures of all loops of this process, present and future.
 
     *meter_provider* is a `MeterProvider`, by default the global one; a second call for one does
-    nothing. docs/how-to/observe.md has the names. Raises ImportError without the package
+    nothing. docs/reference/metrics.md has the names. Raises ImportError without the package
     opentelemetry-api, which the extra `otel` installs.
     """
     from opentelemetry import metrics

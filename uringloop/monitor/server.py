@@ -1,7 +1,7 @@
 """The monitor: answers requests for the state of all loops at a UNIX socket.
 
 Off by default; the environment variable URINGLOOP_MONITOR or start() switches it on. It only reads
-state. `python -m uringloop.top` is its client; docs/how-to/observe.md describes the protocol.
+state. `python -m uringloop.top` is its client; docs/reference/monitor.md describes the protocol.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Snapshots: what the monitor says about the loops of this process.
 
-Any thread may call this: it only reads state. docs/how-to/observe.md describes the keys.
+Any thread may call this: it only reads state. docs/reference/monitor.md describes the keys.
 """
 
 from __future__ import annotations
