@@ -264,6 +264,41 @@ async def test_a_closed_descriptor_is_an_error_of_its_message(
             assert open_fds() == before
 
 
+@pytest.mark.parametrize("queued", [False, True])
+@on_loop
+async def test_an_item_beside_descriptors_is_sent_or_refused(
+    loop: Loop, tmp_path: Path, queued: bool
+) -> None:
+    ours, peer = unix_pair(tmp_path)
+    if queued:
+        fill_receiver(ours)
+    async with endpoint(loop, Messages(), sock=ours) as (transport, mailbox):
+        with peer:
+            transport.sendto(b"before")
+            # The kernel knows no such type.
+            transport.sendmsg([b"wrong"], [rights(0), (SOCKET, 999, bytes(4))])
+            drained(peer)
+            [error] = await mailbox.failed()
+            assert error.errno == errno.EINVAL
+            assert drained(peer) == ([b"before"] if queued else [])
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@on_loop
+async def test_a_part_of_a_descriptor_is_left_out(loop: Loop, tmp_path: Path, queued: bool) -> None:
+    ours, peer = unix_pair(tmp_path)
+    stuffed = fill_receiver(ours) if queued else 0
+    async with endpoint(loop, Messages(), sock=ours) as (transport, _):
+        with peer:
+            fd = pipe_with(b"whole")
+            level, kind, fds = rights(fd)
+            # As the kernel does for a message that is sent at once.
+            transport.sendmsg([b"x"], [(level, kind, bytes(fds) + bytes(3))])
+            os.close(fd)
+            message = (await received_later(peer, stuffed + 1))[stuffed]
+            assert (message.data, contents(message.ancdata)) == (b"x", [b"whole"])
+
+
 class Index:
     def __index__(self) -> int:
         return 0
@@ -480,6 +515,34 @@ async def test_segments_arrive_where_the_kernel_cuts_nothing(loop: Loop, kind: s
             for total, size in ((3000, 1000), (2500, 1000), (100, 1), (0, 5), (90_000, 40_000)):
                 where = plain.getsockname()
                 await check_segments(transport, plain, noise(total), size, where)
+            assert mailbox.errors == []
+
+
+@on_loop
+async def test_queued_segments_that_the_kernel_does_not_cut_arrive_in_order(
+    loop: Loop, tmp_path: Path
+) -> None:
+    header = 8 if stdlib.EMPTY_DATAGRAMS_ARE_SENT else 0
+    full, reader = unix_pair(tmp_path)
+    fill_receiver(full)
+    with blocking() as plain, uncut("no checksums") as sock, full, reader:
+        sock.connect(plain.getsockname())
+        async with endpoint(loop, Messages(), sock=socket.socket(fileno=os.dup(sock.fileno()))) as (
+            transport,
+            mailbox,
+        ):
+            fd = transport.get_extra_info("socket").fileno()
+            # UDP on loopback is never full: a UNIX socket takes the place of the one that is.
+            os.dup2(full.fileno(), fd, inheritable=False)
+            transport.send_segments(b"aabbccd", 2, None, [tos(4)])
+            transport.sendto(b"behind")
+            assert unsent(transport) == 13 + 2 * header
+            os.dup2(sock.fileno(), fd, inheritable=False)
+            drained(reader)
+            await until(lambda: unsent(transport) == 0)
+            messages = [plain_message(plain) for _ in range(5)]
+            assert [message.data for message in messages] == [b"aa", b"bb", b"cc", b"d", b"behind"]
+            assert seen_tos(messages) == [4, 4, 4, 4, 0]
             assert mailbox.errors == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import errno
 import functools
 import gc
@@ -367,6 +368,18 @@ async def test_descriptors_belong_to_the_program(loop: Loop, tmp_path: Path) -> 
 
 
 @on_loop
+async def test_descriptors_of_datagrams_are_not_inherited(loop: Loop, tmp_path: Path) -> None:
+    ours, peer = unix_pair(tmp_path)
+    async with endpoint(loop, Messages(), sock=ours) as (_, mailbox):
+        with peer:
+            peer.sendmsg([b"x"], [rights(0)])
+            await mailbox.received()
+    [fd] = array.array("i", mailbox.messages[0].ancdata[0][2])
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
+@on_loop
 async def test_a_message_passes_253_descriptors(loop: Loop, tmp_path: Path) -> None:
     # SCM_MAX_FD is 253.
     ours, peer = unix_pair(tmp_path)
@@ -531,6 +544,24 @@ async def test_closing_with_a_watched_error_queue_leaves_nothing(
         assert reference() is None
 
 
+@pytest.mark.parametrize("paused", [False, True])
+@on_loop
+async def test_a_socket_is_closed_when_connection_lost_has_returned(
+    loop: Loop, paused: bool
+) -> None:
+    async with receiver(loop) as (transport, mailbox, peer):
+        if paused:
+            transport.pause_reading()
+            # The receive ends, and the poll of the error queue remains.
+            peer.send(b"x")
+            await nothing_comes(loop)
+        sock = transport.get_extra_info("socket")
+        transport.abort()
+        await until(lambda: mailbox.lost == [None])
+        assert sock.fileno() == -1
+        assert loop._operations_in_flight == 0
+
+
 class Prober(Messages):
     """Sends another probe for each time stamp of one."""
 
@@ -607,6 +638,21 @@ async def test_each_merged_message_has_a_list_of_its_own(loop: Loop) -> None:
         address = transport.get_extra_info("sockname")
         async with endpoint(loop, remote_addr=address) as (sending, _):
             sending.send_segments(bytes(500), 100)
+            await mailbox.received(5)
+            assert len({id(message.ancdata) for message in mailbox.messages}) == 5
+
+
+@on_loop
+async def test_merged_messages_have_lists_of_their_own_after_a_pause(loop: Loop) -> None:
+    pausing = Acting(lambda mailbox: mailbox.transport.pause_reading(), 1)
+    async with receiver(loop, pausing, gro=True) as (transport, mailbox, _):
+        address = transport.get_extra_info("sockname")
+        async with endpoint(loop, remote_addr=address) as (sending, _):
+            sending.send_segments(bytes(500), 100)
+            await mailbox.received(1)
+            await nothing_comes(loop)
+            assert len(mailbox.messages) == 1
+            transport.resume_reading()
             await mailbox.received(5)
             assert len({id(message.ancdata) for message in mailbox.messages}) == 5
 

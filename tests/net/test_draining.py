@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 
 import pytest
@@ -26,11 +27,13 @@ from support.sites import (
     Desk,
     Site,
 )
+from support.sockets import cancelled
 from support.tls_contexts import Contexts
 from support.tls_peers import Peer
 
+import uringloop
 from uringloop import Loop
-from uringloop._net.servers import Drained
+from uringloop._net.servers import Drained, Server
 
 # ── drain() ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -274,3 +277,100 @@ async def test_connections_are_refused_once_a_drain_has_begun(loop: Loop) -> Non
         await close_server(await loop.create_server(Echo, *address))
         assert not draining.done()
     assert await draining == (1, 0, 0)
+
+
+@on_loop
+async def test_a_drain_serves_a_long_backlog(loop: Loop, plain: Site) -> None:
+    async with plain.serving(Desk(), max_connections=1) as server:
+        clients = plain.connect_many(200)
+        draining = loop.create_task(server.drain())
+        answers = [await read_to_end(loop, client) for client in clients]
+        assert answers == [b"to %d" % number for number in range(200)]
+        assert await draining == (200, 0, 0)
+
+
+@on_loop
+async def test_those_that_a_drain_aborts_have_ended_when_it_returns(
+    loop: Loop, plain: Site
+) -> None:
+    guests = Guests(loop)
+    async with plain.serving(guests) as server:
+        plain.connect()
+        await guests.arrived(1)
+        guests.seen[0].transport.write(bytes(20_000_000))
+        # Awaited here: a task would end a turn later.
+        assert await server.drain(0, 0.01) == (0, 0, 1)
+        assert guests.seen[0].lost.done()
+
+
+@on_loop
+async def test_a_cancelled_drain_ends_serve_forever(loop: Loop, plain: Site) -> None:
+    async with plain.serving(Echo, start_serving=False) as server:
+        serving = loop.create_task(server.serve_forever())
+        await until(server.is_serving)
+        client = plain.connect()
+        draining = loop.create_task(server.drain())
+        await nothing_comes(loop)
+        assert not serving.done()
+        await cancelled(draining)
+        client.close()
+        await until(serving.done)
+        assert serving.cancelled()
+
+
+@on_loop
+async def test_a_cancelled_wait_for_the_end_hinders_no_other(loop: Loop, plain: Site) -> None:
+    async with plain.serving(Echo) as server:
+        waits = [loop.create_task(server.wait_closed()) for _ in range(3)]
+        await turns(2)
+        await cancelled(waits[0])
+        assert await server.drain() == (0, 0, 0)
+        await asyncio.gather(*waits[1:])
+
+
+def test_a_drain_leaves_those_that_wait_to_other_loops(loop: Loop, listener: socket.socket) -> None:
+    other = uringloop.new_event_loop()
+    address = listener.getsockname()
+
+    async def drained(server: Server) -> Drained:
+        server.pause_accepting()
+        client.connect(address)
+        return await server.drain(0.1, 0.1)
+
+    with contextlib.closing(other), socket.socket() as client:
+        ours, theirs = (
+            each.run_until_complete(each.create_server(Desk(), sock=listener.dup()))
+            for each in (loop, other)
+        )
+        assert loop.run_until_complete(drained(ours)) == (0, 0, 0)
+        client.send(b"you")
+        client.setblocking(False)
+        assert other.run_until_complete(read_to_end(other, client)) == b"to you"
+        other.run_until_complete(close_server(theirs))
+
+
+def test_a_drained_socket_that_stays_open_does_not_keep_the_loop_busy(
+    loop: Loop, listener: socket.socket
+) -> None:
+    other = uringloop.new_event_loop()
+
+    async def drain_another() -> None:
+        # The loop shares one socket, and has another for itself.
+        shared = await loop.create_server(Desk(), sock=listener.dup())
+        with socket.create_server((LOCALHOST, 0)) as kept:
+            server = await loop.create_server(Desk(), sock=kept.dup())
+            server.pause_accepting()
+            with connected(kept.getsockname()) as client:
+                client.send(b"you")
+                assert await server.drain() == (1, 0, 0)
+            with connected(kept.getsockname()):
+                await nothing_comes(loop)
+                before = loop.stats()["turns"]
+                await asyncio.sleep(0.2)
+                assert loop.stats()["turns"] - before < 20
+        await close_server(shared)
+
+    with contextlib.closing(other):
+        theirs = other.run_until_complete(other.create_server(Desk(), sock=listener.dup()))
+        loop.run_until_complete(drain_another())
+        other.run_until_complete(close_server(theirs))

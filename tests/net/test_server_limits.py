@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import gc
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,9 @@ from support.sites import (
 from support.tls_contexts import Contexts
 from support.virtual_time import Stopwatch
 
+import uringloop
 from uringloop import Loop, testing
+from uringloop._net.servers import Server
 
 # ── the limit ────────────────────────────────────────────────────────────────────────────────────
 
@@ -279,6 +283,20 @@ async def test_a_server_can_be_closed_at_its_limit(loop: Loop) -> None:
 
 
 @on_loop
+async def test_a_closed_server_with_a_limit_is_in_no_cycle(loop: Loop) -> None:
+    server = await loop.create_server(Echo, LOCALHOST, 0, max_connections=5)
+    await close_server(server)
+    reference = weakref.ref(server)
+    gc.disable()
+    try:
+        del server
+        await turns(3)
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+@on_loop
 async def test_the_largest_limits_are_none(loop: Loop) -> None:
     async with nothing_left(loop):
         server = await loop.create_server(Echo, LOCALHOST, 0, max_connections=2**63)
@@ -351,6 +369,27 @@ async def test_pausing_does_nothing_after_close(loop: Loop, plain: Site) -> None
         await turns(3)
         assert not server.is_serving()
         assert server.sockets == ()
+
+
+def test_a_pause_holds_while_another_loop_begins_to_accept(loop: Loop) -> None:
+    other = uringloop.new_event_loop()
+
+    async def pause(server: Server) -> None:
+        # The poll has reported a connection, but the loop has not seen it yet.
+        await asyncio.sleep(0.01)
+        with connected(server.sockets[0].getsockname()):
+            server.pause_accepting()
+            await nothing_comes(loop)
+            before = loop.stats()["turns"]
+            await asyncio.sleep(0.2)
+            assert loop.stats()["turns"] - before < 20
+
+    with contextlib.closing(other):
+        ours = loop.run_until_complete(loop.create_server(Echo, LOCALHOST, 0))
+        theirs = other.run_until_complete(other.create_server(Echo, sock=ours.sockets[0].dup()))
+        loop.run_until_complete(pause(ours))
+        loop.run_until_complete(close_server(ours))
+        other.run_until_complete(close_server(theirs))
 
 
 @on_loop

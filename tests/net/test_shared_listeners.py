@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -26,6 +27,7 @@ from support.roles import (
     connected,
     converse,
     on_loop,
+    record_handler_calls,
     run_script,
     until,
     wait_until,
@@ -374,6 +376,38 @@ def test_a_process_without_descriptors_leaves_its_connections_to_others(
         answers = collections.Counter(ask(workers.address) for _ in range(100))
         assert answers[0] <= 2 + (time.monotonic() - began)
         assert answers.total() == 100
+
+
+def test_a_loop_without_descriptors_sleeps_beside_another_one(
+    loop: uringloop.Loop, listener: socket.socket
+) -> None:
+    reports = record_handler_calls(loop)
+    other = uringloop.new_event_loop()
+
+    async def starve() -> None:
+        server = await loop.create_server(asyncio.Protocol, sock=listener.dup())
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with connected(listener.getsockname()), connected(listener.getsockname()):
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+            try:
+                await until(lambda: reports != [])
+                before = loop.stats()["turns"]
+                await asyncio.sleep(0.2)
+                assert loop.stats()["turns"] - before < 20
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        server.abort_clients()
+        await close_server(server)
+
+    with contextlib.closing(other):
+        theirs = other.run_until_complete(
+            other.create_server(asyncio.Protocol, sock=listener.dup())
+        )
+        loop.run_until_complete(starve())
+        other.run_until_complete(close_server(theirs))
+    assert {report["message"] for report in reports} == {"socket.accept() out of system resource"}
 
 
 @pytest.mark.slow

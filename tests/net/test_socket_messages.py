@@ -9,11 +9,21 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.leaks import open_fds
-from support.roles import Loop, on_loop, read_exactly, reset, turns, until, unused_port
+from support.roles import (
+    Loop,
+    kernel_version,
+    on_loop,
+    read_exactly,
+    reset,
+    turns,
+    until,
+    unused_port,
+)
 from support.sockets import cancelled, content, pipe_with, tcp_pair, unix_pair
 
 import uringloop
@@ -25,6 +35,8 @@ READ, WRITE, HANGUP, ERROR = sockets.READ, sockets.WRITE, sockets.HANGUP, socket
 IP_RECVERR = 11
 # linux/errqueue.h: struct sock_extended_err begins with the error's number.
 ERROR_NUMBER = struct.Struct("=I")
+# asm-generic/socket.h: a descriptor of the sender's process comes with each message.
+SO_PASSPIDFD = 76
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -52,6 +64,24 @@ def udp() -> Iterator[socket.socket]:
         sock.bind((LOCALHOST, 0))
         sock.setblocking(False)
         yield sock
+
+
+class Counting(socket.socket):
+    """Counts its attempts to receive and to send."""
+
+    attempts = 0
+
+    def recvmsg(self, *args: Any) -> Any:
+        self.attempts += 1
+        return super().recvmsg(*args)
+
+    def recvmsg_into(self, *args: Any) -> Any:
+        self.attempts += 1
+        return super().recvmsg_into(*args)
+
+    def sendmsg(self, *args: Any) -> Any:
+        self.attempts += 1
+        return super().sendmsg(*args)
 
 
 def fill(sock: socket.socket) -> int:
@@ -177,6 +207,68 @@ async def test_urgent_data_are_waited_for(each_loop: Loop) -> None:
         assert (await receiving)[0] == b"!"
 
 
+@pytest.mark.parametrize("into", [False, True])
+@on_loop
+async def test_what_can_be_read_does_not_repeat_a_receive_of_errors(
+    each_loop: Loop, into: bool
+) -> None:
+    with Counting(type=socket.SOCK_DGRAM) as sock:
+        sock.bind((LOCALHOST, 0))
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+        sock.sendto(b"data", sock.getsockname())
+        buffer = bytearray(100)
+        call: Awaitable[Any] = (
+            sockets.recvmsg_into(each_loop, sock, [buffer], 200, socket.MSG_ERRQUEUE)
+            if into
+            else sockets.recvmsg(each_loop, sock, 100, 200, socket.MSG_ERRQUEUE)
+        )
+        receiving = asyncio.ensure_future(call)
+        await asyncio.sleep(0.02)
+        assert sock.attempts == 1
+        sock.sendto(b"lost", (LOCALHOST, unused_port()))
+        result = (await receiving)[0]
+        assert (buffer[:result] if into else result) == b"lost"
+
+
+@on_loop
+async def test_a_send_to_a_full_receiver_is_tried_at_intervals(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    with (
+        Counting(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer,
+    ):
+        peer.bind(str(tmp_path / "peer"))
+        address = peer.getsockname()
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock.sendto(b"stuffing", address)
+        # A poll says that there is room, because there is in this socket.
+        sending = each_loop.create_task(sockets.sendmsg(each_loop, sock, [b"x"], (), 0, address))
+        await asyncio.sleep(0.1)
+        assert 1 < sock.attempts < 20
+        peer.recv(100)
+        assert await sending == 1
+
+
+@on_loop
+async def test_ancillary_data_of_an_iterator_wait_for_room(each_loop: Loop, pair: Pair) -> None:
+    left, right = pair
+    filled = fill(left)
+    fd = pipe_with(b"passed")
+    items = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+    sending = each_loop.create_task(sockets.sendmsg(each_loop, left, [b"x"], iter(items)))
+    await turns(5)
+    assert not sending.done()
+    await read_exactly(each_loop, right, filled)
+    assert await sending == 1
+    os.close(fd)
+    _, fds, _, _ = await sockets.recv_fds(each_loop, right, 100, 1)
+    assert [content(fd) for fd in fds] == [b"passed"]
+
+
 @on_loop
 async def test_a_cancelled_call_loses_no_message(each_loop: Loop, pair: Pair) -> None:
     left, right = pair
@@ -247,6 +339,39 @@ async def test_descriptors_beyond_the_space_are_closed_by_the_kernel(
         os.close(fd)
 
 
+@on_loop
+async def test_descriptors_are_sent_to_an_address_and_received_with_flags(
+    each_loop: Loop, tmp_path: Path
+) -> None:
+    left, right = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        right.bind(str(tmp_path / "right"))
+        address = right.getsockname()
+        fd = pipe_with(b"ab")
+        with pytest.raises(OSError, match="not supported"):
+            await sockets.send_fds(each_loop, left, [b"x"], [fd], socket.MSG_OOB, address)
+        assert await sockets.send_fds(each_loop, left, [b"x"], [fd], 0, address) == 1
+        os.close(fd)
+        for flags, held in ((socket.MSG_PEEK, b"a"), (0, b"b")):
+            data, fds, _, _ = await sockets.recv_fds(each_loop, right, 100, 1, flags)
+            assert (data, [content(fd, 1) for fd in fds]) == (b"x", [held])
+
+
+@pytest.mark.skipif(kernel_version() < (6, 5), reason="SO_PASSPIDFD is of Linux 6.5")
+@on_loop
+async def test_a_descriptor_of_the_sender_s_process_is_not_left_open(
+    each_loop: Loop, pair: Pair
+) -> None:
+    left, right = pair
+    right.setsockopt(socket.SOL_SOCKET, SO_PASSPIDFD, 1)
+    before = open_fds()
+    left.send(b"x")
+    assert (await sockets.recv_fds(each_loop, right, 100, 5))[:2] == (b"x", [])
+    assert open_fds() == before
+
+
 # ── waiting ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -261,6 +386,18 @@ async def test_a_wait_ends_when_data_arrive(each_loop: Loop, pair: Pair) -> None
     # It took nothing, and an event that still holds is found again.
     assert await sockets.wait(each_loop, right, READ | WRITE) == READ | WRITE
     assert right.recv(100) == b"x"
+
+
+@on_loop
+async def test_one_wait_may_follow_another(each_loop: Loop, pair: Pair) -> None:
+    left, right = pair
+    for _ in range(5):
+        waiting = each_loop.create_task(sockets.wait(each_loop, right, READ))
+        await turns(5)
+        assert not waiting.done()
+        left.send(b"x")
+        assert await waiting == READ
+        assert right.recv(100) == b"x"
 
 
 @on_loop
@@ -450,6 +587,20 @@ async def test_a_blocking_socket_is_refused_in_debug_mode(each_loop: Loop, pair:
 
 
 @on_loop
+async def test_each_call_refuses_a_blocking_socket_in_debug_mode(
+    each_loop: Loop, pair: Pair
+) -> None:
+    left, right = pair
+    left.setblocking(True)
+    each_loop.set_debug(True)
+    right.send(b"x")
+    with pytest.raises(ValueError, match="the socket must be non-blocking"):
+        await sockets.recvmsg_into(each_loop, left, [bytearray(1)])
+    with pytest.raises(ValueError, match="the socket must be non-blocking"):
+        await sockets.send_fds(each_loop, left, [b"x"], [])
+
+
+@on_loop
 async def test_a_closed_socket_is_an_error(each_loop: Loop, pair: Pair) -> None:
     left, _ = pair
     left.close()
@@ -457,6 +608,17 @@ async def test_a_closed_socket_is_an_error(each_loop: Loop, pair: Pair) -> None:
         await sockets.recvmsg(each_loop, left, 1)
     with pytest.raises((OSError, ValueError)):
         await sockets.wait(each_loop, left, READ)
+
+
+@on_loop
+async def test_a_wait_at_a_closed_descriptor_is_an_error(each_loop: Loop, pair: Pair) -> None:
+    left, _ = pair
+    os.close(left.fileno())
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await sockets.wait(each_loop, left, READ)
+    finally:
+        left.detach()
 
 
 def test_the_methods_of_the_loop_do_the_same(loop: uringloop.Loop, pair: Pair) -> None:
@@ -476,6 +638,38 @@ def test_the_methods_of_the_loop_do_the_same(loop: uringloop.Loop, pair: Pair) -
         assert await loop.sock_wait(left, WRITE) == WRITE
 
     loop.run_until_complete(main())
+
+
+@on_loop
+async def test_the_methods_of_the_loop_take_iterators_flags_and_addresses(
+    loop: uringloop.Loop, tmp_path: Path
+) -> None:
+    left, right = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        right.bind(str(tmp_path / "right"))
+        address = right.getsockname()
+        stuffed = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                stuffed += left.sendto(b"x", address)
+        fd = pipe_with(b"abc")
+        items = iter([(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        sending = loop.create_task(loop.sock_sendmsg(left, iter([b"y"]), items, 0, address))
+        await turns(5)
+        assert not sending.done()
+        assert [right.recv(100) for _ in range(stuffed)] == [b"x"] * stuffed
+        assert await sending == 1
+        assert await loop.sock_send_fds(left, [b"z"], [fd], 0, address) == 1
+        with pytest.raises(OSError, match="not supported"):
+            await loop.sock_send_fds(left, [b"z"], [fd], socket.MSG_OOB, address)
+        os.close(fd)
+        # A peek makes descriptors of its own.
+        for flags, held in ((socket.MSG_PEEK, b"a"), (0, b"b"), (0, b"c")):
+            data, fds, _, _ = await loop.sock_recv_fds(right, 100, 1, flags)
+            assert data == (b"z" if held == b"c" else b"y")
+            assert [content(fd, 1) for fd in fds] == [held]
 
 
 @on_loop

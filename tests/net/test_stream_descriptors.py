@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -257,6 +259,29 @@ async def test_descriptors_of_the_sender_s_process_are_not_left_open(loop: uring
         await taker.received(2)
         assert open_fds() == before
     assert taker.passed == [[b"passed"]]
+
+
+@on_loop
+async def test_descriptors_for_which_there_is_no_room_are_reported(loop: uringloop.Loop) -> None:
+    handler_calls = record_handler_calls(loop)
+    taker = Taker(loop)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with connection(loop, taker) as (transport, peer):
+        send(peer, b"x", b"1", b"2", b"3")
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+        try:
+            assert await taker.received(1) == b"x"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert taker.passed == [[b"1"]]
+        assert not transport.is_closing()
+    [call] = handler_calls
+    assert call["message"] == "descriptors were lost"
+    assert isinstance(call["exception"], OSError)
+    assert call["exception"].errno == errno.EMFILE
+    handler_calls.clear()
 
 
 @on_loop
@@ -552,6 +577,21 @@ async def test_a_mock_object_is_not_taken_for_a_protocol_with_fds_received(
         await until(lambda: protocol.data_received.called)
     protocol.data_received.assert_called_once_with(b"x")
     protocol.fds_received.assert_not_called()
+
+
+@on_loop
+async def test_a_compiled_fds_received_is_called(loop: uringloop.Loop) -> None:
+    taken: set[int] = set()
+
+    class Compiled(Collector):
+        # Has no signature that Python could look at.
+        fds_received = taken.update
+
+    collector = Compiled(loop)
+    async with connection(loop, collector) as (_, peer):
+        send(peer, b"x", b"1", b"2")
+        await collector.received(1)
+    assert {content(fd) for fd in taken} == {b"1", b"2"}
 
 
 @pytest.mark.parametrize("count", [1, MANY])

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from support.protocols import Echo
 from support.roles import (
     Guests,
     close_server,
+    on_loop,
+    record_handler_calls,
+    until,
 )
 from support.sites import (
     LOCALHOST,
@@ -169,3 +176,38 @@ def test_a_drain_closes_and_aborts_in_virtual_time() -> None:
             writer.transport.abort()
 
     simulate(main)
+
+
+@on_loop
+async def test_a_server_that_accepts_no_more_resets_its_clients(virtual_loop: testing.Loop) -> None:
+    reports = record_handler_calls(virtual_loop)
+    server = await virtual_loop.create_server(Echo, LOCALHOST, 0)
+    address = server.sockets[0].getsockname()
+    with server.sockets[0].dup() as sock:
+        sock.shutdown(socket.SHUT_RDWR)
+    await until(lambda: len(reports) == 1)
+    assert reports.pop()["message"] == "socket.accept() failed"
+    reader, writer = await asyncio.open_connection(*address)
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(reader.read(1), 10)
+    writer.close()
+    await close_server(server)
+
+
+@on_loop
+async def test_a_factory_that_fails_leaves_no_open_socket(virtual_loop: testing.Loop) -> None:
+    def fail() -> asyncio.Protocol:
+        raise ValueError("no protocol today")
+
+    # In debug mode they are reported.
+    virtual_loop.set_exception_handler(lambda loop, context: None)
+    server = await virtual_loop.create_server(fail, LOCALHOST, 0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
+    await close_server(server)
