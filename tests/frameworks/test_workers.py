@@ -213,6 +213,17 @@ def test_worker_connections_limit_the_clients_of_each_worker(kind: Kind, tmp_pat
         assert server.running.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
+@each_kind
+def test_no_worker_connections_are_no_limit(kind: Kind, tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(kind.application)
+    with serving(kind, tmp_path, "--worker-connections", "0") as server:
+        with contextlib.ExitStack() as stack:
+            ends = [stack.enter_context(server.request()) for _ in range(6)]
+            assert {end() for end in ends} <= server.workers
+        assert server.running.stop(signal.SIGTERM) == 0
+
+
 def listens(port: int) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
@@ -244,6 +255,135 @@ def test_uvicorns_command_answers_a_last_request(options: list[str], tmp_path: P
                 time.sleep(0.01)
             assert end == "close"
         running.wait()
+
+
+# One connection has a request in progress when the server begins to end, and another none.
+ENDING_UVICORN = """
+    import asyncio
+    import uringloop
+    import uvicorn
+    from uringloop.workers.uvicorn_server import Server
+
+    async def app(scope, receive, send):
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await receive()
+            return
+        started.set()
+        await over.wait()
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    def request(*headers):
+        lines = ["GET / HTTP/1.1", "Host: here", *headers, "", ""]
+        return "\\r\\n".join(lines).encode()
+
+    async def main():
+        global started, over
+        started, over = asyncio.Event(), asyncio.Event()
+        config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", **OPTIONS)
+        config.load()
+        server = Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()
+        address = server.servers[0].sockets[0].getsockname()
+        busy_reader, busy_writer = await asyncio.open_connection(*address)
+        idle_reader, idle_writer = await asyncio.open_connection(*address)
+        busy_writer.write(request())
+        await started.wait()
+        while len(server.server_state.connections) < 2:
+            await asyncio.sleep(0)
+        # uvicorn does so each second.
+        await server.on_tick(0)
+        ending = asyncio.create_task(server.shutdown())
+        await asyncio.sleep(0)
+        if "ws" in OPTIONS:
+            idle_writer.write(
+                request(
+                    "Connection: Upgrade",
+                    "Upgrade: websocket",
+                    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+                    "Sec-WebSocket-Version: 13",
+                )
+            )
+            print((await idle_reader.readuntil(b"\\r\\n\\r\\n")).decode().lower())
+        idle_writer.close()
+        over.set()
+        answer = (await busy_reader.read()).decode().lower()
+        busy_writer.close()
+        await ending
+        if "ws" not in OPTIONS:
+            print(answer)
+
+    uringloop.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parser", ["h11", "httptools"])
+def test_uvicorn_tells_the_client_of_a_request_in_progress_of_the_end(parser: str) -> None:
+    needs_elsewhere("uvicorn")
+    needs_elsewhere(parser)
+    ended = run_script(f"    OPTIONS = {{'http': {parser!r}}}{ENDING_UVICORN}")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("http/1.1 204")
+    assert ended.stdout.splitlines().count("connection: close") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["websockets-sansio", "wsproto"])
+def test_the_handshake_of_a_last_websocket_does_not_end_it(protocol: str) -> None:
+    for package in ("uvicorn", "h11", "websockets", "wsproto"):
+        needs_elsewhere(package)
+    ended = run_script(f"    OPTIONS = {{'http': 'h11', 'ws': {protocol!r}}}{ENDING_UVICORN}")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("http/1.1 101")
+    lines = ended.stdout.splitlines()
+    assert [line for line in lines if line.startswith("connection:")] == ["connection: upgrade"]
+
+
+ENDING_AIOHTTP = """
+    import asyncio
+    import uringloop
+    from aiohttp import web
+    from uringloop.workers.aiohttp import Runner
+
+    async def answer(request):
+        started.set()
+        await over.wait()
+        return web.Response(status=204)
+
+    async def main():
+        global started, over
+        started, over = asyncio.Event(), asyncio.Event()
+        app = web.Application()
+        app.add_routes([web.get("/", answer)])
+        runner = Runner(app, keepalive_timeout=75)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        writer.write(b"GET / HTTP/1.1\\r\\nHost: here\\r\\n\\r\\n")
+        await started.wait()
+        ending = asyncio.create_task(runner.cleanup())
+        await asyncio.sleep(0)
+        over.set()
+        print((await reader.read()).decode().lower())
+        writer.close()
+        await ending
+
+    uringloop.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_aiohttp_tells_the_client_of_a_request_in_progress_of_the_end() -> None:
+    for package in ("gunicorn", "aiohttp"):
+        needs_elsewhere(package)
+    ended = run_script(ENDING_AIOHTTP)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("http/1.1 204")
+    assert ended.stdout.splitlines().count("connection: close") == 1
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.interrupts import LEAVING, runs
 from support.loops import FACTORIES
 from support.protocols import Collector, Echo
 from support.roles import (
@@ -357,6 +358,44 @@ async def test_a_starved_server_that_is_closed_does_not_try_again(
         assert guests.seen == []
 
 
+@LEAVING
+@pytest.mark.parametrize("sock", ["own", "shared"])
+def test_a_starved_server_goes_on_after_its_exception_handler_has_left_the_run(
+    virtual_loop: testing.Loop, sock: str, leaving: type[BaseException]
+) -> None:
+    guests = Guests(virtual_loop)
+    reports: list[object] = []
+
+    def leave(_: Loop, context: dict[str, Any]) -> None:
+        reports.append(context["message"])
+        # No run would end if there were a report in each of them.
+        if len(reports) < 10:
+            raise leaving
+
+    async def serve() -> None:
+        if sock == "own":
+            server = await virtual_loop.create_server(guests, LOCALHOST, 0)
+        else:
+            listener = socket.create_server((LOCALHOST, 0))
+            server = await virtual_loop.create_server(guests, sock=listener)
+        virtual_loop.set_exception_handler(leave)
+        virtual_loop.faults = testing.Faults(no_files=1)
+        with connected(server.sockets[0].getsockname()):
+            await asyncio.sleep(2.5)
+            virtual_loop.faults = testing.Faults()
+            watch = Stopwatch(virtual_loop)
+            await guests.arrived()
+            assert watch.shows(0.5)
+            with connected(server.sockets[0].getsockname()):
+                await guests.arrived(2)
+            assert watch.shows(0)
+            await guests.end()
+            await close_server(server)
+
+    assert runs(virtual_loop, serve(), leaving) == 3
+    assert reports == ["socket.accept() out of system resource"] * 3
+
+
 # ── extra info of accepted connections ───────────────────────────────────────────────────────
 
 
@@ -487,23 +526,29 @@ async def test_a_protocol_without_connection_made_ends_the_connection(loop: urin
     assert loop._operations_in_flight == 0
 
 
-@pytest.mark.parametrize("kind", ["tcp", "unix"])
+class Refused:
+    """An attribute at which nobody may look."""
+
+    def __get__(self, instance: object, owner: type) -> None:
+        raise RuntimeError("refused")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("tcp", "data_received"), ("unix", "data_received"), ("unix", "fds_received")],
+)
 @on_loop
 async def test_a_protocol_that_refuses_a_look_at_it_ends_the_connection_once(
-    loop: uringloop.Loop, kind: str, tmp_path: Path
+    loop: uringloop.Loop, kind: str, name: str, tmp_path: Path
 ) -> None:
-    class Refusing(asyncio.BaseProtocol):
-        @property
-        def data_received(self) -> None:
-            raise RuntimeError("refused")
-
+    refusing: Any = type("Refusing", (asyncio.Protocol,), {name: Refused()})
     loop.set_debug(True)
     handler_calls = record_handler_calls(loop)
     path = str(tmp_path / "socket")
     if kind == "tcp":
-        server = await loop.create_server(Refusing, LOCALHOST, 0)
+        server = await loop.create_server(refusing, LOCALHOST, 0)
     else:
-        server = await loop.create_unix_server(Refusing, path)
+        server = await loop.create_unix_server(refusing, path)
     client = socket.socket(server.sockets[0].family)
     # A transport that closes its descriptor when it is freed warns; the loop closes it, too.
     with client, warnings.catch_warnings(record=True) as caught:

@@ -6,9 +6,10 @@ import array
 import contextlib
 import errno
 import os
+import select
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,16 @@ from support.datagrams import (
     unix_pair,
     unsent,
 )
+from support.forks import RUN
 from support.leaks import open_fds
 from support.roles import (
     PATIENCE,
     noise,
+    nothing_comes,
     on_loop,
     record_handler_calls,
     released,
+    run_script,
     turns,
     until,
 )
@@ -56,6 +60,9 @@ from support.sockets import pipe_with
 
 from uringloop import Loop
 from uringloop._cpython import stdlib
+
+# Seconds after which a send ends that waits in the kernel.
+STANDSTILL = 5
 
 # ── sendmsg() ─────────────────────────────────────────────────────────────────────────────
 
@@ -169,6 +176,47 @@ async def test_messages_without_room_are_queued(loop: Loop, tmp_path: Path) -> N
             await until(lambda: mailbox.calls[-1] == "resume_writing")
             assert len(mailbox.calls) == 3
             assert unsent(transport) == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "connected"), [("sendmsg", True), ("sendmsg", False), ("sendto", False)]
+)
+@on_loop
+async def test_a_socket_that_other_code_made_blocking_queues_what_has_no_room(
+    loop: Loop, tmp_path: Path, method: str, connected: bool
+) -> None:
+    own = struct.pack("=3i", os.getpid(), os.getuid(), os.getgid())
+    # More than 256 bytes of them.
+    credentials = [(SOCKET, socket.SCM_CREDENTIALS, own)] * 20
+    ours, peer = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+    peer.bind(str(tmp_path / "peer"))
+    peer.setblocking(False)
+    ours.connect(peer.getsockname())
+    ours.setblocking(False)
+    stuffed = fill_receiver(ours)
+    if not connected:
+        ours.close()
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    address = None if connected else peer.getsockname()
+    ours.setsockopt(SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", STANDSTILL, 0))
+    async with endpoint(loop, Messages(), sock=ours) as (transport, mailbox):
+        # As a child process may do that has inherited it.
+        os.set_blocking(ours.fileno(), True)
+        with peer:
+            began = loop.time()
+            for number in range(20):
+                if method == "sendmsg":
+                    transport.sendmsg([b"%d" % number], credentials, address)
+                else:
+                    transport.sendto(b"%d" % number, address)
+            # A poll says that there is room, because there is in this socket.
+            await nothing_comes(loop)
+            assert unsent(transport) > 0
+            assert loop.time() - began < STANDSTILL
+            found = await received_later(peer, stuffed + 20)
+            assert loop.time() - began < STANDSTILL
+            assert [one.data for one in found[stuffed:]] == [b"%d" % each for each in range(20)]
+            assert mailbox.errors == []
 
 
 @on_loop
@@ -304,15 +352,25 @@ class Index:
         return 0
 
 
+class Failing:
+    """Raises an exception of its own when it is iterated over."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("mine")
+        yield
+
+
 # Buffers and ancillary data; and whether the text is that of socket.sendmsg(), too.
 WRONG: dict[str, tuple[Any, Any, bool]] = {
     "no buffers": (5, (), True),
     "None": (None, (), True),
+    "buffers that fail": (Failing(), (), True),
     "a text as buffer": (["x"], (), False),
     "bytes as buffers": (b"x", (), False),
     "a view with gaps": ([memoryview(b"a-b-")[::2]], (), False),
     "no ancillary data": ([b"x"], 5, True),
     "ancillary None": ([b"x"], None, True),
+    "ancillary data that fail": ([b"x"], Failing(), True),
     "a number as item": ([b"x"], [5], True),
     "an iterator as item": ([b"x"], [iter((0, 1, b""))], True),
     "a set as item": ([b"x"], [{0, 1, bytes(4)}], True),
@@ -398,6 +456,31 @@ async def test_addresses_are_those_of_sendto(loop: Loop, method: str) -> None:
             assert isinstance(mailbox.lost[0], TypeError)
     assert [call["exception"] for call in handler_calls] == mailbox.lost
     handler_calls.clear()
+
+
+UNADDRESSED: dict[str, Callable[[Any], None]] = {
+    "a message": lambda transport: transport.sendmsg([b"x"]),
+    "an empty message": lambda transport: transport.sendmsg([]),
+    "ancillary data": lambda transport: transport.sendmsg([b"x"], [tos(4)]),
+    "segments": lambda transport: transport.send_segments(b"abc", 2),
+    "one segment": lambda transport: transport.send_segments(b"x", 2),
+    "segments with ancillary data": lambda transport: transport.send_segments(
+        b"abc", 2, None, [tos(4)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNADDRESSED)
+@on_loop
+async def test_a_message_without_an_address_goes_to_error_received(loop: Loop, name: str) -> None:
+    async with endpoint(loop, Messages(), local_addr=LOCAL) as (transport, mailbox):
+        UNADDRESSED[name](transport)
+        assert [exc.errno for exc in mailbox.errors] == [errno.EDESTADDRREQ]
+        await turns(3)
+        assert not transport.is_closing()
+        with udp() as peer:
+            transport.sendmsg([b"still open"], (), peer.getsockname())
+            assert drained(peer, 1) == [b"still open"]
 
 
 @each_method
@@ -562,6 +645,89 @@ async def test_an_abort_in_error_received_ends_segments(loop: Loop, kind: str) -
         transport.send_segments(bytes(20), 2)
         await released(transport)
         assert [type(exc) for exc in mailbox.errors] == [ConnectionRefusedError]
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@on_loop
+async def test_an_error_of_an_earlier_datagram_costs_no_segment(
+    loop: Loop, tmp_path: Path, queued: bool
+) -> None:
+    full, reader = unix_pair(tmp_path)
+    fill_receiver(full)
+    with udp() as gone:
+        where = gone.getsockname()
+    async with endpoint(loop, Messages(), remote_addr=where) as (transport, mailbox):
+        # No receive takes the error.
+        transport.pause_reading()
+        await turns(3)
+        fd = transport.get_extra_info("socket").fileno()
+        transport.sendto(b"lost")
+        poll = select.poll()
+        poll.register(fd, 0)
+        assert poll.poll(PATIENCE * 1000) == [(fd, select.POLLERR)]
+        # The kernel may cut less than all of it at once.
+        wanted = [b"%04d" % number for number in range(1000)]
+        with udp(*where) as peer, full, reader, socket.socket(fileno=os.dup(fd)) as sock:
+            peer.setsockopt(SOCKET, socket.SO_RCVBUF, 1 << 20)
+            if queued:
+                # UDP on loopback is never full: a UNIX socket takes the place of the one that is.
+                os.dup2(full.fileno(), fd, inheritable=False)
+            transport.send_segments(b"".join(wanted), 4)
+            if queued:
+                assert unsent(transport) > 0
+                os.dup2(sock.fileno(), fd, inheritable=False)
+                drained(reader)
+                await until(lambda: unsent(transport) == 0)
+            assert drained(peer, len(wanted)) == wanted
+            assert [exc.errno for exc in mailbox.errors] == [errno.ECONNREFUSED]
+
+
+FORKING = """
+    import asyncio
+    import os
+    import select
+    import socket
+    import uringloop
+
+    child = None
+
+    class Forking(asyncio.DatagramProtocol):
+        def error_received(self, exc):
+            global child
+            child = os.fork()
+
+    def bound(address):
+        sock = socket.socket(type=socket.SOCK_DGRAM)
+        sock.bind(address)
+        return sock
+
+    async def main():
+        gone = bound(("127.0.0.1", 0))
+        address = gone.getsockname()
+        gone.close()
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            Forking, remote_addr=address
+        )
+        transport.sendto(b"lost")
+        poll = select.poll()
+        poll.register(transport.get_extra_info("socket"), 0)
+        assert poll.poll(10_000)
+        peer = bound(address)
+        peer.settimeout(10)
+        wanted = [b"%03d" % number for number in range(100)]
+        transport.send_segments(b"".join(wanted), 3)
+        if child == 0:
+            os._exit(4)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert [peer.recv(100) for _ in wanted] == wanted
+        transport.sendto(b"the end")
+        print(peer.recv(100).decode(), status)
+"""
+
+
+def test_a_child_that_error_received_forks_sends_no_segment() -> None:
+    ended = run_script(f"{FORKING}{RUN}\n    run(main)\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the end 3\n", "")
 
 
 WRONG_SEGMENTS: dict[type[Exception], tuple[Any, ...]] = {

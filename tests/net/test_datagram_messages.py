@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import collections
 import errno
 import functools
 import gc
@@ -61,6 +62,7 @@ from support.datagrams import (
     udp,
     unix_pair,
 )
+from support.forks import RUN
 from support.interrupts import LEAVING, runs
 from support.leaks import open_fds
 from support.roles import (
@@ -71,6 +73,7 @@ from support.roles import (
     on_loop,
     record_handler_calls,
     released,
+    run_script,
     turns,
     until,
     unused_port,
@@ -291,6 +294,72 @@ async def test_ancillary_data_are_kept_for_the_next_protocol(loop: Loop, ring: b
             await later.received(4)
         assert seen_tos(later.messages) == [0] * 4
         assert {message.flags for message in later.messages} == {0}
+
+
+@pytest.mark.parametrize("count", [0, MANY])
+@on_loop
+async def test_a_switch_in_datagram_received_keeps_the_descriptors_in_the_socket(
+    loop: Loop, tmp_path: Path, count: int
+) -> None:
+    class Switching(Mailbox):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            super().datagram_received(data, addr)
+            if data == b"the last":
+                self.transport.set_protocol(later)
+
+    ours, peer = unix_pair(tmp_path)
+    later = Messages()
+    before = open_fds()
+    async with endpoint(loop, Switching(), sock=ours) as (_, mailbox):
+        with peer:
+            for number in range(count):
+                peer.send(b"x")
+                await mailbox.received(number + 1)
+            peer.send(b"the last")
+            for number in range(5):
+                fd = pipe_with(b"%d" % number)
+                peer.sendmsg([b"behind"], [rights(fd)])
+                os.close(fd)
+            await later.received(5)
+        assert len(mailbox.mail) == count + 1
+        assert {message.flags & socket.MSG_CTRUNC for message in later.messages} == {0}
+        passed = [contents(message.ancdata) for message in later.messages]
+        assert passed == [[b"%d" % number] for number in range(5)]
+        assert open_fds() <= before
+
+
+class Unreadable:
+    """A method of which Python cannot tell the arguments."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.messages: list[Message] = []
+
+    @property
+    def __signature__(self) -> Any:
+        raise self.error
+
+    def __call__(self, *message: Any) -> None:
+        self.messages.append(Message(*message))
+
+
+# On 3.14 the first is raised for a name that is imported for type checkers only.
+@pytest.mark.parametrize("error", [NameError("addr"), TypeError("addr"), LookupError("addr")])
+@on_loop
+async def test_a_message_received_with_arguments_that_nobody_can_tell_is_called(
+    loop: Loop, error: Exception
+) -> None:
+    class Own(Mailbox):
+        message_received = Unreadable(error)
+
+    messages = Own.message_received.messages
+    async with nothing_left(loop), receiver(loop, Own()) as (_, mailbox, peer):
+        for number in range(MANY):
+            peer.sendmsg([b"%d" % number], [tos(4 * number)])
+            await until(lambda number=number: len(messages) == number + 1)  # type: ignore[misc]
+        assert mailbox.mail == []
+    assert [message.data for message in messages] == [b"%d" % number for number in range(MANY)]
+    assert seen_tos(messages) == [4 * number for number in range(MANY)]
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -597,6 +666,39 @@ async def test_time_stamps_wait_for_a_protocol_that_takes_them(loop: Loop) -> No
             await until(lambda: len(taking.messages) == 3)
 
 
+@pytest.mark.parametrize("paused", [False, True])
+@on_loop
+async def test_a_turn_brings_sixteen_messages_of_the_error_queue_at_most(
+    loop: Loop, paused: bool
+) -> None:
+    found: collections.Counter[int] = collections.Counter()
+
+    class Counting(Messages):
+        def message_received(self, *message: Any) -> None:
+            super().message_received(*message)
+            found[loop.stats()["turns"]] += 1
+
+    async with receiver(loop, Counting()) as (transport, mailbox, peer):
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(SOCKET, SO_TIMESTAMPING, SEND_TIMES)
+        await turns(3)
+        for start in (0, 100):
+            if paused:
+                transport.pause_reading()
+            for number in range(100):
+                transport.sendto(b"probe", peer.getsockname())
+                if paused and number % 10 == 0:
+                    # Each of them is another reason to read.
+                    await turns()
+            if paused:
+                transport.resume_reading()
+                transport.pause_reading()
+                transport.resume_reading()
+            await mailbox.received(start + 100)
+        assert send_times(mailbox.messages) == list(range(200))
+        assert max(found.values()) <= 16
+
+
 # ── gro ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -672,6 +774,54 @@ async def test_merged_datagrams_are_cut_beside_time_stamps(
             sending.send_segments(noise(5000), 1000)
             await until(lambda: sum(map(len, mailbox.data)) == 5000)
             assert mailbox.data == cut(noise(5000), 1000)
+
+
+FORKING = """
+    import asyncio
+    import os
+    import socket
+    import uringloop
+
+    child = None
+    received = []
+
+    class Forking(asyncio.DatagramProtocol):
+        def datagram_received(self, data, addr):
+            global child
+            if child == 0:
+                os._exit(4)
+            received.append(data)
+            if len(received) == FORK_AT:
+                child = os.fork()
+
+    class Messages(Forking):
+        def message_received(self, data, ancdata, flags, addr):
+            self.datagram_received(data, addr)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_datagram_endpoint(
+            globals()[KIND], ("127.0.0.1", 0), gro=True
+        )
+        address = transport.get_extra_info("sockname")
+        sending, _ = await loop.create_datagram_endpoint(
+            asyncio.DatagramProtocol, remote_addr=address
+        )
+        for start in range(0, 90, 3):
+            sending.send_segments(b"%02d%02d%02d" % (start, start + 1, start + 2), 2)
+            while len(received) < start + 3:
+                await asyncio.sleep(0.001)
+        assert received == [b"%02d" % number for number in range(90)]
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+# The ring receives the datagrams from the thirteenth on.
+@pytest.mark.parametrize("fork_at", [1, 80])
+@pytest.mark.parametrize("kind", ["Forking", "Messages"])
+def test_a_child_that_a_merged_datagram_forks_gets_no_other_of_it(kind: str, fork_at: int) -> None:
+    ended = run_script(f"    KIND, FORK_AT = {kind!r}, {fork_at}{FORKING}{RUN}\n    run(main)\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "3\n", "")
 
 
 @LEAVING

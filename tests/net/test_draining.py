@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
+from pathlib import Path
+from typing import Any
 
 import pytest
-from support.protocols import Echo
+from support.protocols import Collector, Echo
 from support.roles import (
     Guests,
     close_server,
@@ -18,6 +21,7 @@ from support.roles import (
     on_loop,
     read_exactly,
     read_to_end,
+    record_handler_calls,
     turns,
     until,
     unused_port,
@@ -30,9 +34,10 @@ from support.sites import (
 from support.sockets import cancelled
 from support.tls_contexts import Contexts
 from support.tls_peers import Peer
+from support.virtual_time import Stopwatch
 
 import uringloop
-from uringloop import Loop
+from uringloop import Loop, testing
 from uringloop._net.servers import Drained, Server
 
 # ── drain() ──────────────────────────────────────────────────────────────────────────────────────
@@ -109,6 +114,113 @@ async def test_a_drain_serves_those_that_wait_at_every_socket(loop: Loop) -> Non
             client.setblocking(False)
             assert await read_to_end(loop, client) == b"to you"
     assert await draining == (20, 0, 0)
+
+
+@on_loop
+async def test_a_socket_is_closed_before_the_backlog_of_the_next_is_served(loop: Loop) -> None:
+    guests = Guests(loop)
+    answers: list[int] = []
+
+    def factory() -> Collector:
+        with socket.socket() as late:
+            answers.append(late.connect_ex(addresses[0]))
+        return guests()
+
+    server = await loop.create_server(factory, [LOCALHOST, "127.0.0.2"], 0)
+    addresses = [sock.getsockname() for sock in server.sockets]
+    server.pause_accepting()
+    with connected(addresses[1]):
+        draining = loop.create_task(server.drain())
+        await guests.arrived(1)
+        assert answers == [errno.ECONNREFUSED]
+    assert await draining == (1, 0, 0)
+
+
+@on_loop
+async def test_the_file_of_a_server_is_removed_before_its_backlog_is_served(
+    loop: Loop, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    guests = Guests(loop)
+    existed: list[bool] = []
+
+    def factory() -> Collector:
+        existed.append(path.exists())
+        return guests()
+
+    server = await loop.create_unix_server(factory, path, cleanup_socket=True)
+    server.pause_accepting()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        draining = loop.create_task(server.drain())
+        await guests.arrived(1)
+        assert existed == [False]
+    assert await draining == (1, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "given", "unix"])
+@pytest.mark.parametrize("timeout", [None, 10])
+@on_loop
+async def test_a_drain_without_descriptors_waits_for_them(
+    virtual_loop: testing.Loop, kind: str, timeout: float | None, tmp_path: Path, contexts: Contexts
+) -> None:
+    reports = record_handler_calls(virtual_loop)
+    guests = Guests(virtual_loop)
+    site = Site(virtual_loop, kind, tmp_path, contexts)
+    async with site.serving(guests) as server:
+        server.pause_accepting()
+        clients = site.connect_many(3)
+        virtual_loop.faults = testing.Faults(no_files=1)
+        draining = virtual_loop.create_task(server.drain(timeout))
+        await asyncio.sleep(2.5)
+        assert guests.seen == []
+        assert not draining.done()
+        virtual_loop.faults = testing.Faults()
+        watch = Stopwatch(virtual_loop)
+        await guests.arrived(3)
+        assert watch.shows(0.5)
+        for client in clients:
+            client.close()
+        assert await draining == (3, 0, 0)
+        assert [guest.data for guest in guests.seen] == [b"0", b"1", b"2"]
+    messages = [report["message"] for report in reports]
+    assert messages == ["socket.accept() out of system resource"] * 3
+    reports.clear()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "given", "unix"])
+@on_loop
+async def test_a_drain_that_gets_no_descriptors_ends_at_its_timeout(
+    virtual_loop: testing.Loop, kind: str, tmp_path: Path, contexts: Contexts
+) -> None:
+    reports = record_handler_calls(virtual_loop)
+    site = Site(virtual_loop, kind, tmp_path, contexts)
+    async with site.serving(Echo) as server:
+        server.pause_accepting()
+        client = site.connect()
+        virtual_loop.faults = testing.Faults(no_files=1)
+        watch = Stopwatch(virtual_loop)
+        assert await server.drain(2.5) == (0, 0, 0)
+        assert watch.shows(2.5)
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    assert len(reports) >= 3
+    reports.clear()
+
+
+@pytest.mark.parametrize("times", [("x",), (b"1",), ([],), (None, "x"), (1, None)])
+@on_loop
+async def test_a_drain_with_wrong_times_is_refused_and_the_server_goes_on(
+    loop: Loop, plain: Site, times: tuple[Any, ...]
+) -> None:
+    async with plain.serving(Echo, max_connections=2) as server:
+        for client in (plain.connect(), plain.connect()):
+            with pytest.raises(TypeError):
+                await server.drain(*times)
+            assert server.is_serving()
+            await loop.sock_sendall(client, b"ping")
+            assert await read_exactly(loop, client, 4) == b"ping"
+        assert server.max_connections == 2
 
 
 @on_loop

@@ -25,6 +25,7 @@ from support.roles import (
     unused_port,
 )
 from support.sockets import cancelled, content, pipe_with, tcp_pair, unix_pair
+from support.software_ring import room_for
 
 import uringloop
 from uringloop import sockets
@@ -372,6 +373,27 @@ async def test_a_descriptor_of_the_sender_s_process_is_not_left_open(
     assert open_fds() == before
 
 
+@pytest.mark.skipif(kernel_version() < (6, 5), reason="SO_PASSPIDFD is of Linux 6.5")
+@pytest.mark.parametrize("count", [0, 1])
+@on_loop
+async def test_a_message_arrives_if_the_sender_s_process_can_have_no_descriptor(
+    each_loop: Loop, pair: Pair, count: int
+) -> None:
+    left, right = pair
+    right.setsockopt(socket.SOL_SOCKET, SO_PASSPIDFD, 1)
+    before = open_fds()
+    passed = [pipe_with(b"passed") for _ in range(count)]
+    socket.send_fds(left, [b"data"], passed)
+    for fd in passed:
+        os.close(fd)
+    # The only one is for the pipe. Of the space, some is for the number of the other.
+    with room_for(count):
+        data, fds, _, _ = await sockets.recv_fds(each_loop, right, 100, 20)
+    assert data == b"data"
+    assert [content(fd) for fd in fds] == [b"passed"] * count
+    assert open_fds() == before
+
+
 # ── waiting ───────────────────────────────────────────────────────────────────────────────
 
 
@@ -606,8 +628,19 @@ async def test_a_closed_socket_is_an_error(each_loop: Loop, pair: Pair) -> None:
     left.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         await sockets.recvmsg(each_loop, left, 1)
-    with pytest.raises((OSError, ValueError)):
-        await sockets.wait(each_loop, left, READ)
+    for events in (READ, WRITE, HANGUP, ERROR):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            await sockets.wait(each_loop, left, events)
+
+
+@on_loop
+async def test_the_loop_s_own_wait_at_a_closed_socket_is_an_error(
+    loop: uringloop.Loop, pair: Pair
+) -> None:
+    left, _ = pair
+    left.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        await loop.sock_wait(left, READ)
 
 
 @on_loop

@@ -13,14 +13,18 @@ import errno
 import os
 import resource
 import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 from support.datagram_messages import rights
+from support.forks import RUN
 from support.interrupts import LEAVING, leave_in, runs
 from support.leaks import open_fds
+from support.loops import on_io_uring
 from support.nesting import nestable_loop
 from support.protocols import Collector
 from support.roles import (
@@ -32,11 +36,13 @@ from support.roles import (
     nothing_left,
     on_loop,
     record_handler_calls,
+    run_script,
     stream,
     turns,
     until,
 )
 from support.sockets import content, pipe_with, unix_pair
+from support.software_ring import room_for
 
 import uringloop
 from uringloop import sockets
@@ -51,6 +57,8 @@ SO_PASSPIDFD = 76
 MEGABYTE = 1 << 20
 # More messages than a connection receives by polls at its beginning.
 MANY = 12
+# Seconds after which a receive ends that waits in the kernel.
+STANDSTILL = 5
 
 
 class Taker(Collector):
@@ -261,6 +269,52 @@ async def test_descriptors_of_the_sender_s_process_are_not_left_open(loop: uring
     assert taker.passed == [[b"passed"]]
 
 
+@pytest.mark.skipif(kernel_version() < (6, 5), reason="SO_PASSPIDFD is of Linux 6.5")
+@on_loop
+async def test_nothing_is_lost_if_the_sender_s_process_can_have_no_descriptor(
+    loop: uringloop.Loop,
+) -> None:
+    taker = Taker(loop)
+    async with connection(loop, taker) as (transport, peer):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_PASSPIDFD, 1)
+        before = open_fds()
+        for number in range(MANY):
+            peer.send(b"x")
+            with room_for(0):
+                await taker.received(2 * number + 1)
+            send(peer, b"y", b"%d" % number)
+            # The only one is for the pipe.
+            with room_for(1):
+                await taker.received(2 * number + 2)
+            assert open_fds() == before
+    assert bytes(taker.data) == b"xy" * MANY
+    assert taker.passed == [[b"%d" % number] for number in range(MANY)]
+
+
+@on_loop
+async def test_a_socket_that_other_code_made_blocking_does_not_stop_the_loop(
+    loop: uringloop.Loop,
+) -> None:
+    acting = Acting(loop, lambda transport: transport.pause_reading())
+    async with connection(loop, acting) as (transport, peer):
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", STANDSTILL, 0))
+        # As a child process may do that has inherited it.
+        os.set_blocking(sock.fileno(), True)
+        began = loop.time()
+        send(peer, b"x", b"0")
+        await until(lambda: acting.passed == [[b"0"]])
+        # Nothing is in the socket now.
+        transport.resume_reading()
+        await acting.received(1)
+        await nothing_comes(loop)
+        assert loop.time() - began < STANDSTILL
+        for number in range(1, MANY):
+            send(peer, b"x", b"%d" % number)
+            await acting.received(number + 1)
+    assert acting.passed == [[b"%d" % number] for number in range(MANY)]
+
+
 @on_loop
 async def test_descriptors_for_which_there_is_no_room_are_reported(loop: uringloop.Loop) -> None:
     handler_calls = record_handler_calls(loop)
@@ -432,6 +486,40 @@ def test_a_run_nested_in_fds_received_keeps_the_order(nestable: uringloop.Loop) 
     nestable.run_until_complete(asyncio.wait_for(main(), PATIENCE))
 
 
+FORKING = """
+    import asyncio
+    import os
+    import socket
+    import uringloop
+
+    child = None
+    data = bytearray()
+
+    class Forking(asyncio.Protocol):
+        def fds_received(self, fds):
+            global child
+            child = os.fork()
+
+        def data_received(self, received):
+            if child == 0:
+                os._exit(4)
+            data.extend(received)
+
+    async def main():
+        ours, peer = socket.socketpair()
+        await asyncio.get_running_loop().create_unix_connection(Forking, sock=ours)
+        socket.send_fds(peer, [b"bytes"], [0])
+        while not data:
+            await asyncio.sleep(0.001)
+        print(data.decode(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_that_fds_received_forks_gets_no_bytes() -> None:
+    ended = run_script(f"{FORKING}{RUN}\n    run(main)\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "bytes 3\n", "")
+
+
 # ── errors and the end ────────────────────────────────────────────────────────────────────
 
 
@@ -594,6 +682,38 @@ async def test_a_compiled_fds_received_is_called(loop: uringloop.Loop) -> None:
     assert {content(fd) for fd in taken} == {b"1", b"2"}
 
 
+class Unreadable:
+    """A method of which Python cannot tell the arguments."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.passed: list[list[bytes]] = []
+
+    @property
+    def __signature__(self) -> Any:
+        raise self.error
+
+    def __call__(self, fds: list[int]) -> None:
+        self.passed.append([content(fd) for fd in fds])
+
+
+# On 3.14 the first is raised for a name that is imported for type checkers only.
+@pytest.mark.parametrize("error", [NameError("fds"), TypeError("fds"), LookupError("fds")])
+@on_loop
+async def test_an_fds_received_with_arguments_that_nobody_can_tell_is_called(
+    loop: uringloop.Loop, error: Exception
+) -> None:
+    class Own(Collector):
+        fds_received = Unreadable(error)
+
+    own = Own(loop)
+    async with nothing_left(loop), connection(loop, own) as (_, peer):
+        for number in range(MANY):
+            send(peer, b"x", b"%d" % number)
+            await own.received(number + 1)
+    assert own.fds_received.passed == [[b"%d" % number] for number in range(MANY)]
+
+
 @pytest.mark.parametrize("count", [1, MANY])
 @on_loop
 async def test_another_protocol_s_descriptors_are_closed_by_the_kernel(
@@ -729,6 +849,29 @@ async def test_a_protocol_without_fds_received_may_follow_one_with_it(
         send(peer, b"y", b"again")
         await taker.received(count * size + 2)
     assert taker.passed == [[b"taken"], [b"again"]]
+
+
+@on_io_uring
+@on_loop
+async def test_the_ring_receives_again_after_a_protocol_with_fds_received(
+    loop: uringloop.Loop,
+) -> None:
+    armed: list[int] = []
+    for switches in (0, 1, 3):
+        collector = Collector(loop)
+        collector.calls.append("set_protocol")
+        async with connection(loop, collector) as (transport, peer):
+            for _ in range(switches):
+                transport.set_protocol(Taker(loop))
+                await turns(3)
+                transport.set_protocol(collector)
+            await receive_some(collector, peer, MANY, 1)
+            before = loop.stats()["rearms"]
+            for number in range(50):
+                peer.send(b"x")
+                await collector.received(MANY + number + 1)
+            armed.append(loop.stats()["rearms"] - before)
+    assert armed == [0, 0, 0]
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (MANY, 50_000)])

@@ -305,8 +305,6 @@ cdef class DatagramTransport(FlowControl):
         while start < total and self.life < CLOSING:
             self.stash_item((data[start:start + size], ancillary[:], flags, address))
             start += size
-        if self.stash and not self.paused and self.life < CLOSING:
-            self.loop.add_delivery(self)
         return 0
 
     cdef int receive_some(self) except -1:

@@ -236,6 +236,9 @@ class Server(asyncio.Server):
                     # At once: a client that connects from now on would wait to be reset.
                     listener.close()
             listeners = [listener for listener in listeners if listener.is_paused()]
+            for listener in listeners:
+                # Not to retry on its own.
+                listener.hold()
             left = deadline - self._loop.time()
             if left <= 0:
                 break
