@@ -128,9 +128,9 @@ def show_pictures(_app: object, _page: str, source: list[str]) -> None:
     source[0] = PICTURE.sub(lambda found: IMAGES.format(**found.groupdict()), source[0])
 
 
-def link_inwards(_app: object, path: Path, page: str, source: list[str]) -> None:
+def link_inwards(_app: object, path: Path, _page: object, source: list[str]) -> None:
     """Make links of included files, which are outside of this folder, lead to pages."""
-    source[0] = links_from(source[0], (ROOT / path).resolve().parent, page)
+    source[0] = links_from(source[0], ROOT, PAGES[path.name])
 
 
 def setup(app: Sphinx) -> None:

@@ -41,6 +41,7 @@ SUBMODULES = (
     "sockets",
     "streams",
     "tempfile",
+    "testing",
     "tls",
     "top",
     "workers",

@@ -15,9 +15,11 @@ TOOLS = {
     "doctor": "report which ring a loop gets, why, and how to change that",
     "top": "show every second what the loops of running programs do",
     "bench": "compare event loops on this machine",
+    "testing": "compare two traces of loops for tests",
     "as_uvloop": "run a program that imports uvloop on uringloop",
     "workers.granian": "run granian with uringloop in its workers",
     "workers.hypercorn": "run hypercorn with uringloop in its workers",
+    "workers.uvicorn_server": "run uvicorn with uringloop in its workers",
 }
 
 

@@ -29,6 +29,20 @@ from uringloop._net.socket_messages import (
     space_for,
 )
 
+__all__ = [
+    "ERROR",
+    "HANGUP",
+    "READ",
+    "WRITE",
+    "Event",
+    "recv_fds",
+    "recvmsg",
+    "recvmsg_into",
+    "send_fds",
+    "sendmsg",
+    "wait",
+]
+
 READ, WRITE, HANGUP, ERROR = Event.READ, Event.WRITE, Event.HANGUP, Event.ERROR
 
 Loop = asyncio.AbstractEventLoop

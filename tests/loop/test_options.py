@@ -8,13 +8,17 @@ import re
 from pathlib import Path
 
 import pytest
+from support import seccomp
 from support.leaks import open_fds
 from support.sources import ROOT
 
 import uringloop
+from uringloop import doctor, testing
+from uringloop._cpython import stdlib
 from uringloop._loop import options
 from uringloop._loop.base_loop import BaseLoop
 from uringloop._loop.options import TABLE
+from uringloop.monitor import health_settings
 
 ARGUMENTS = [option for option in TABLE if option.argument]
 VARIABLES = [option for option in TABLE if option.variable]
@@ -51,9 +55,91 @@ def test_the_document_has_the_table() -> None:
     (rows,) = re.findall(r"^\| Argument \| Variable .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
     cells = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows.splitlines()]
     assert cells == [
-        [option.argument, option.variable, option.values, option.default, option.effect]
+        [
+            option.argument,
+            option.variable,
+            option.values,
+            option.default,
+            option.effect,
+            option.read.strip("`"),
+            option.ring,
+            option.kernel,
+        ]
         for option in TABLE
     ]
+
+
+def test_the_document_has_the_settings_of_health() -> None:
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    (rows,) = re.findall(r"^\| Setting \| Values .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    cells = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows.splitlines()]
+    defaults = inspect.signature(uringloop.monitor.serve).parameters
+    assert [row[0] for row in cells] == list(health_settings.SETTINGS)
+    for name, values, default, _ in cells:
+        usual = defaults[name].default
+        if values == "yes, no":
+            assert default == ("yes" if usual else "no")
+        else:
+            assert float(default) == usual
+
+
+# ── when, on which ring and with which kernel ────────────────────────────────────────────────
+
+
+def test_the_kernel_of_an_option_is_that_of_its_feature() -> None:
+    assert options.BATCH_WAIT_US.kernel == "{}.{} on io_uring".format(*doctor.SINCE["min_wait"])
+    assert [name_of(option) for option in TABLE if option.kernel != options.ANY] == [
+        "batch_wait_us"
+    ]
+
+
+def test_the_software_ring_ignores_the_options_of_the_other() -> None:
+    ignored = {option.argument: 1 for option in TABLE if option.ring == options.IO_URING_ONLY}
+    assert sorted(ignored) == ["sqpoll", "sqpoll_cpu"]
+    ignored["sqpoll_cpu"] = 0
+    names = threads_of_kernel()
+    with contextlib.closing(uringloop.Loop(backend="soft", **ignored)) as loop:  # type: ignore[arg-type]
+        assert loop.backend == "soft"
+        assert threads_of_kernel() == names
+
+
+def threads_of_kernel() -> set[str]:
+    """Return the names of this process's threads that poll a submission queue."""
+    tasks = Path("/proc/self/task")
+    names = {(task / "comm").read_text().strip() for task in tasks.iterdir()}
+    return {name for name in names if name.startswith("iou-sqp")}
+
+
+@pytest.mark.parametrize(
+    "option", [it for it in VARIABLES if it.variable != "URINGLOOP_DISABLE"], ids=name_of
+)
+def test_a_variable_is_read_when_the_table_says(
+    monkeypatch: pytest.MonkeyPatch, option: options.Option
+) -> None:
+    # Not the first loop of this process: those of the first loop are checked by each one.
+    uringloop.Loop().close()
+    monkeypatch.setenv(option.variable, "nonsense")
+    if option.read == options.IMPORT:
+        uringloop.Loop().close()
+        done = seccomp.run("-c", "import uringloop", **{option.variable: "nonsense"})
+        assert f"ValueError: {option.variable} must be" in done.stderr
+        return
+    with pytest.raises(ValueError, match=option.variable):
+        uringloop.Loop()
+
+
+def test_each_new_loop_reads_which_parts_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert options.DISABLE.read == options.EACH_LOOP
+    before = stdlib.report()["stream_reader"]
+    monkeypatch.setenv("URINGLOOP_DISABLE", "nonsense")
+    with pytest.raises(ValueError, match=r"^URINGLOOP_DISABLE: nonsense is none of"):
+        uringloop.Loop()
+    monkeypatch.setenv("URINGLOOP_DISABLE", "stream_reader")
+    uringloop.Loop().close()
+    assert stdlib.report()["stream_reader"] == "disabled"
+    monkeypatch.delenv("URINGLOOP_DISABLE")
+    uringloop.Loop().close()
+    assert stdlib.report()["stream_reader"] == before
 
 
 # ── the rules ────────────────────────────────────────────────────────────────────────────────
@@ -129,9 +215,12 @@ def test_a_wrong_place_is_an_error_that_names_the_right_ones(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(option.variable, "trace.txt")
     fds = open_fds()
-    with pytest.raises(ValueError, match=f"^{option.variable} must be {option.values}, not 'trace"):
-        uringloop.Loop()
-    assert open_fds() == fds
+    for loop_class in (uringloop.Loop, testing.Loop):
+        with pytest.raises(
+            ValueError, match=f"^{option.variable} must be {option.values}, not 'trace"
+        ):
+            loop_class()
+        assert open_fds() == fds
     assert list(tmp_path.iterdir()) == []
 
 

@@ -63,14 +63,6 @@ def each(*kinds: str) -> pytest.MarkDecorator:
 
 # ── code around the programs ─────────────────────────────────────────────────────────────────
 
-# Statements that a piece of a program leaves out, by the name that they define.
-LEFT_OUT = {
-    "asyncio": "import asyncio",
-    "sys": "import sys",
-    "uringloop": "import uringloop",
-    "main": "async def main(): pass",
-}
-
 # Stands for the application of a page.
 APPLICATION = """
 async def app(scope, receive, send):
@@ -95,13 +87,8 @@ BEFOREHAND = {
         import atexit
         atexit.register(lambda: asyncio.get_event_loop().close())
         """,
-    ("docs/how-to/files.md", "Files"): """
-        from pathlib import Path
-        Path("data.bin").write_bytes(bytes(100) + b"\\n")
-        Path("small.json").write_text("{}")
-        """,
     # A container engine's seccomp profile, shortened.
-    ("docs/how-to/containers.md", "Containers"): """
+    ("docs/how-to/containers.md", "The seccomp profile"): """
         import atexit, json
         from pathlib import Path
         rule = {"names": ["read", "write"], "action": "SCMP_ACT_ALLOW"}
@@ -173,15 +160,13 @@ def awaits(text: str) -> bool:
 
 
 def program_of(block: Block) -> str:
-    """Return the program to run: the block, after the statements that it leaves out."""
-    text = block.text
+    """Return the program to run: the block, which imports all that it uses, after BEFOREHAND."""
+    text = textwrap.dedent(BEFOREHAND.get(block.place, "")) + block.text
+    assert undefined_names(text) == set()
     if awaits(text):
         indented = textwrap.indent(text, "    ")
         text = f"import uringloop\nasync def all():\n{indented}\nuringloop.run(all())\n"
-    text = textwrap.dedent(BEFOREHAND.get(block.place, "")) + text
-    absent = undefined_names(text)
-    assert absent <= set(LEFT_OUT), f"undefined names: {absent - set(LEFT_OUT)}"
-    return "\n".join([*(LEFT_OUT[name] for name in sorted(absent)), text])
+    return text
 
 
 def check_can_be_run(block: Block) -> None:
@@ -253,7 +238,7 @@ ASKED: dict[tuple[str, str], Ask] = {
     ("docs/how-to/servers.md", "aiohttp"): answers,
     ("docs/how-to/servers.md", "granian"): answers,
     ("docs/how-to/servers.md", "hypercorn"): answers,
-    ("docs/reference/metrics.md", "What a loop tells"): serves_metrics,
+    ("docs/reference/metrics.md", "A handler without a framework"): serves_metrics,
 }
 
 

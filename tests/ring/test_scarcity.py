@@ -205,7 +205,7 @@ def test_files_work_when_no_thread_can_be_started() -> None:
 def test_loops_run_with_a_low_limit_of_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Where io_uring is asked for by name, a loop that does not get it raises.
     monkeypatch.delenv("URINGLOOP_BACKEND", raising=False)
-    # As a user to whom the limit applies. A ring of the kernel takes 44 KiB of it.
+    # As a user to whom the limit applies. A ring of the kernel takes 48 KiB of it.
     done = run_script(
         """
         import asyncio, os, resource, uringloop

@@ -133,8 +133,9 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
             for function in tuple(when_created.values()):
                 function(self, stall_ms)
         except BaseException:
-            # A variable of the monitor has a wrong value.
-            self.close()
+            # A variable of the monitor has a wrong value. What a derived class adds to close() may
+            # need what its __init__() has not made yet.
+            BaseLoop.close(self)
             raise
 
     def _open(

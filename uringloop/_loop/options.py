@@ -1,8 +1,8 @@
 """The options of a loop: one table of the arguments of Loop() and of the environment variables.
 
 The same rules apply to all of them. An argument overrides a variable. A variable is read when a
-loop is created, and counts as not set if it is empty. A value out of range raises ValueError, which
-names the argument or the variable.
+loop is created, except for one that is read when uringloop is imported; it counts as not set if it
+is empty. A value out of range raises ValueError, which names the argument or the variable.
 
 BaseLoop takes its values from here, the doctor shows the variables that are set, and
 docs/reference/configuration.md has the table for users. Any thread may call this.
@@ -26,6 +26,16 @@ IDLE_MAX_MS = 60_000
 ON = ("1", "yes", "true", "on")
 OFF = ("0", "no", "false", "off")
 
+# Who obeys a variable. Each new loop checks the variables of the first loop, too.
+EACH_LOOP = "each new loop"
+FIRST_LOOP = "the first loop of a process"
+IMPORT = "`import uringloop`"
+# On which ring an option has an effect.
+BOTH = "both"
+IO_URING_ONLY = "io_uring"
+# With which kernel: no other than a ring itself needs.
+ANY = "any"
+
 
 def says_yes(name: str, text: str) -> bool:
     """Return whether *text*, the value of *name*, says yes. Raises ValueError for other words."""
@@ -43,17 +53,30 @@ def out_of_range(name: str, most: int, given: object) -> ValueError:
 class Option:
     """An option: its argument and its variable, either of which may be "", and what a user reads.
 
-    A subclass has the method `value`, which takes the argument if there is one.
+    *read* says who reads the argument and the variable; *ring* and *kernel* say where the option
+    has an effect. A subclass has the method `value`, which takes the argument if there is one.
     """
 
     def __init__(
-        self, argument: str, variable: str, *, values: str, default: str, effect: str
+        self,
+        argument: str,
+        variable: str,
+        *,
+        values: str,
+        default: str,
+        effect: str,
+        read: str = EACH_LOOP,
+        ring: str = BOTH,
+        kernel: str = ANY,
     ) -> None:
         self.argument = argument
         self.variable = variable
         self.values = values
         self.default = default
         self.effect = effect
+        self.read = read
+        self.ring = ring
+        self.kernel = kernel
 
     def text(self, variables: Mapping[str, str] | None = None) -> str:
         """Return the text of the variable, "" if it is not set; by default this process's."""
@@ -65,8 +88,25 @@ class Option:
 class Number(Option):
     """A number from 0, the default, to *most*."""
 
-    def __init__(self, argument: str, variable: str = "", *, most: int, effect: str) -> None:
-        super().__init__(argument, variable, values=f"0 to {most:,}", default="0", effect=effect)
+    def __init__(
+        self,
+        argument: str,
+        variable: str = "",
+        *,
+        most: int,
+        effect: str,
+        ring: str = BOTH,
+        kernel: str = ANY,
+    ) -> None:
+        super().__init__(
+            argument,
+            variable,
+            values=f"0 to {most:,}",
+            default="0",
+            effect=effect,
+            ring=ring,
+            kernel=kernel,
+        )
         self.most = most
 
     def value(self, argument: int | None) -> int:
@@ -116,9 +156,13 @@ class RingOption(Option):
 class Switch(Option):
     """Yes or no; in a variable a word of ON or OFF."""
 
-    def __init__(self, argument: str, variable: str, *, default: bool, effect: str) -> None:
+    def __init__(
+        self, argument: str, variable: str, *, default: bool, effect: str, read: str = EACH_LOOP
+    ) -> None:
         word = "yes" if default else "no"
-        super().__init__(argument, variable, values="yes, no", default=word, effect=effect)
+        super().__init__(
+            argument, variable, values="yes, no", default=word, effect=effect, read=read
+        )
         self.is_on = default
 
     def value(self, argument: bool | None = None) -> bool:
@@ -141,8 +185,9 @@ class PlaceOption(Option):
         mark: str = "/",
         values: str = "0, 1 or a path with a slash",
         effect: str,
+        read: str = EACH_LOOP,
     ) -> None:
-        super().__init__("", variable, values=values, default="0", effect=effect)
+        super().__init__("", variable, values=values, default="0", effect=effect, read=read)
         self.mark = mark
 
     def value(self, variables: Mapping[str, str] | None = None) -> str:
@@ -174,6 +219,7 @@ BATCH_WAIT_US = Number(
     "batch_wait_us",
     most=WAIT_MAX_US,
     effect="lets completions gather for that many microseconds while the loop sleeps",
+    kernel="6.12 on io_uring",
 )
 BUSY_POLL_US = Number(
     "busy_poll_us",
@@ -184,6 +230,7 @@ SQPOLL = Number(
     "sqpoll",
     most=IDLE_MAX_MS,
     effect="a kernel thread sends and receives; it sleeps after that many idle milliseconds",
+    ring=IO_URING_ONLY,
 )
 SQPOLL_CPU = Processor(
     "sqpoll_cpu",
@@ -191,6 +238,7 @@ SQPOLL_CPU = Processor(
     values="the number of a processor",
     default="any",
     effect="the processor of the kernel thread",
+    ring=IO_URING_ONLY,
 )
 NESTABLE = Switch(
     "nestable",
@@ -207,12 +255,14 @@ STALL_MS = Number(
 MONITOR = PlaceOption(
     "URINGLOOP_MONITOR",
     effect="python -m uringloop.top can watch the process, at a socket of that path",
+    read=FIRST_LOOP,
 )
 HEALTH = PlaceOption(
     "URINGLOOP_HEALTH",
     mark=":",
     values="0 or an address",
     effect="answers at that address by HTTP whether the loops are alive and ready",
+    read=FIRST_LOOP,
 )
 TRACE = PlaceOption(
     "URINGLOOP_TRACE",
@@ -223,6 +273,7 @@ STREAMS = Switch(
     "URINGLOOP_STREAMS",
     default=False,
     effect="puts compiled streams in asyncio's place when uringloop is imported",
+    read=IMPORT,
 )
 # Read in `_ring/backends.py`, which knows the names.
 DISABLE = Option(

@@ -71,7 +71,7 @@ LACKS = {
     errno.EMFILE: "this process has no descriptors left; `ulimit -n` gives more",
     errno.ENFILE: "this machine can open no more files; sysctl fs.file-max gives more",
 }
-OTHERWISE = "io_uring cannot be used here; `python -m uringloop.doctor` tells more"
+OTHERWISE = "io_uring cannot be used here; `python -m uringloop.doctor` has details"
 
 logger = logging.getLogger("uringloop")
 
@@ -149,7 +149,7 @@ def warn(message: str) -> None:
         first, _warned = not _warned, True
     if first:
         logger.warning(
-            "%s (`python -m uringloop.doctor` tells more; "
+            "%s (`python -m uringloop.doctor` has details; "
             "URINGLOOP_WARN_FALLBACK=0 silences this warning)",
             message,
         )
@@ -209,7 +209,7 @@ def cause_beside_io_uring(error: int, call: str) -> str:
             f"a seccomp profile or another sandbox refuses the system call {call} "
             f"(seccomp mode {seccomp_mode()}); allow {call} there"
         )
-    return LACKS.get(error, f"{call} fails here; `python -m uringloop.doctor` tells more")
+    return LACKS.get(error, f"{call} fails here; `python -m uringloop.doctor` has details")
 
 
 def switched_off() -> str | None:

@@ -1,6 +1,6 @@
 """The resource limits that a program on the loop may run into, and how to raise them.
 
-This module reads limits and changes none. Its figures are those of `docs/about/rings.md`.
+This module reads limits and changes none. Its figures are those of `docs/about/memory.md`.
 """
 
 from __future__ import annotations

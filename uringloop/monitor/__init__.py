@@ -1,4 +1,4 @@
-"""What a process tells about its loops while they are busy; docs/how-to/observe.md describes it.
+"""What a process tells about its loops while they are busy; docs/reference/monitor.md describes it.
 
 start() answers `python -m uringloop.top` at a UNIX socket, as URINGLOOP_MONITOR does; serve()
 answers probes and Prometheus by HTTP, as URINGLOOP_HEALTH does. Each has a thread of its own.

@@ -1,7 +1,7 @@
 """Health over HTTP: whether the loops of a service are alive and ready, while they are busy.
 
 Off by default; the environment variable URINGLOOP_HEALTH or serve() switches it on.
-docs/how-to/observe.md describes it, and docs/decisions/0028-health.md has the reasons.
+docs/reference/monitor.md describes it, and docs/decisions/0028-health.md has the reasons.
 
 Of the processes that want the same address, one has it, and asks the others (siblings.py) for each
 request. The others try to take the address each second, so one of them takes it when that process

@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m uringloop.testing",
         description="Compare two traces of uringloop.testing.Loop. Exits with 1 if they differ.",
     )
-    parser.add_argument("one", type=Path)
-    parser.add_argument("other", type=Path)
+    parser.add_argument("one", type=Path, help="a trace")
+    parser.add_argument("other", type=Path, help="the trace to compare it with")
     options = parser.parse_args(arguments)
     try:
         text, equal = describe(options.one, options.other)

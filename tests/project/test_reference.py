@@ -1,0 +1,361 @@
+"""The pages of the reference are complete: variables, commands, metrics and public names.
+
+Each table of a page is compared with the code that it describes. tests/loop/test_options.py does
+that for the options of a loop.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.documents import Block, blocks, matches, plain, prose, spans
+from support.sources import PACKAGE, ROOT
+
+import uringloop
+from uringloop import __main__, prometheus, streams, testing, top
+from uringloop._loop import options
+from uringloop._loop.stats import COUNTERS, GAUGES, HISTOGRAM, Stats
+from uringloop._net.servers import Drained
+from uringloop._net.socket_events import Event
+from uringloop.monitor import command_line, otel
+from uringloop.testing.pytest_seeds import MARKER
+
+REFERENCE = ROOT / "docs" / "reference"
+CONFIGURATION = REFERENCE / "configuration.md"
+COMMANDS = REFERENCE / "commands.md"
+METRICS = REFERENCE / "metrics.md"
+API = REFERENCE / "api.md"
+
+# A command that starts Python takes a second at most; other tests may run at the same time.
+TIME_LIMIT_S = 60
+
+
+def table(page: Path, *head: str) -> list[list[str]]:
+    """Return the cells of the only table of a page whose first columns have these names."""
+    names = r" *\| *".join(map(re.escape, head))
+    (rows,) = re.findall(
+        rf"^\| *{names} *\|.*\n\|[-:|]+\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE
+    )
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows.splitlines()]
+
+
+def names_in(cell: str) -> list[str]:
+    """Return what stands between back-quotes in a cell."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# ── variables ────────────────────────────────────────────────────────────────────────────────
+
+VARIABLE = re.compile(r"URINGLOOP_[A-Z_]+")
+
+
+def variables_of(path: Path) -> Iterator[str]:
+    """Yield the variables whose names are strings of a file: that is how the code reads them."""
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(path.read_text())):
+            value = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(value, str) and VARIABLE.fullmatch(value):
+                yield value
+    else:
+        yield from re.findall(rf"[\"']({VARIABLE.pattern})[\"']", path.read_text())
+
+
+def test_the_page_has_the_variables_that_are_read_and_no_other() -> None:
+    installed = {
+        name
+        for path in PACKAGE.rglob("*")
+        if path.suffix in (".py", ".pyx")
+        for name in variables_of(path)
+    }
+    of_the_build = set(variables_of(ROOT / "setup.py"))
+    assert installed == {option.variable for option in options.TABLE} - {""}
+    assert {"URINGLOOP_DEBUG", "URINGLOOP_CFLAGS"} <= of_the_build
+    named = {name for span in spans(CONFIGURATION) for name in VARIABLE.findall(span)}
+    assert named == installed | of_the_build
+
+
+def test_a_variable_that_is_read_is_found(tmp_path: Path) -> None:
+    programs = {"module.py": 'os.environ["URINGLOOP_A"]', "module.pyx": 'f("URINGLOOP_A")'}
+    for name, text in programs.items():
+        path = tmp_path / name
+        path.write_text(f"# URINGLOOP_B\n{text}\n")
+        assert list(variables_of(path)) == ["URINGLOOP_A"]
+
+
+# ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+PLUGIN = "uringloop.pytest_plugin"
+
+
+def of_commands() -> dict[str, Block]:
+    """Return the help of each command, by its name as the page's headings have it."""
+    found: dict[str, Block] = {}
+    for block in blocks(COMMANDS):
+        found.setdefault(block.heading, block)
+    return found
+
+
+HELPS = of_commands()
+
+
+def modules_with_a_program() -> Iterator[str]:
+    """Yield the modules that are commands: `uringloop.x`, and those of the workers."""
+    for path in [*PACKAGE.glob("*.py"), *PACKAGE.glob("*/__main__.py"), *PACKAGE.glob("workers/*")]:
+        if path.suffix == ".py" and '\nif __name__ == "__main__":' in path.read_text():
+            parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+            yield ".".join(part for part in parts if part != "__main__")
+
+
+def test_every_command_is_on_the_page_and_in_the_list() -> None:
+    modules = set(modules_with_a_program())
+    assert {f"uringloop.{name}" for name in __main__.TOOLS} | {"uringloop"} == modules
+    commands = {f"python -m {module}" for module in modules} | {f"pytest -p {PLUGIN}"}
+    assert set(HELPS) == commands
+    rows = table(COMMANDS, "Command", "Purpose", "Needs")
+    assert [names_in(row[0]) for row in rows] == [[name] for name in HELPS]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python as in a terminal of 80 columns."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "COLUMNS": "80", "PYTHONSAFEPATH": "1", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+
+
+def words(text: str) -> str:
+    """Return a text without its layout, which differs between versions of argparse."""
+    return " ".join(text.split())
+
+
+def missing_package(module: str) -> str:
+    """Return the server that a module of the workers needs, if it is not installed, else ""."""
+    if ".workers." not in module:
+        return ""
+    server = module.rpartition(".")[2].removesuffix("_server")
+    return "" if find_spec(server) else server
+
+
+@pytest.mark.parametrize("module", sorted(modules_with_a_program()))
+def test_the_page_has_the_help_of_a_command(module: str) -> None:
+    if package := missing_package(module):
+        assert run("-m", module, "--help").returncode == 1
+        pytest.skip(f"{package} is not installed")
+    done = run("-m", module, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert matches(words(HELPS[f"python -m {module}"].text), words(done.stdout)), done.stdout
+
+
+def test_the_page_has_the_options_of_the_pytest_plugin() -> None:
+    done = run("-m", "pytest", "-p", "no:cacheprovider", "-p", PLUGIN, "--help")
+    # pytest has written them with a blank in the place of the equals sign.
+    shown, printed = (
+        words(text).replace("=", " ") for text in (HELPS[f"pytest -p {PLUGIN}"].text, done.stdout)
+    )
+    assert shown in printed
+    assert f"{MARKER}(" in (REFERENCE / "testing.md").read_text()
+
+
+@pytest.mark.parametrize("module", sorted(modules_with_a_program()))
+def test_wrong_arguments_have_the_status_that_the_page_names(module: str) -> None:
+    if package := missing_package(module):
+        pytest.skip(f"{package} is not installed")
+    done = run("-m", module, "--frobnicate")
+    assert (done.returncode, done.stdout) == (command_line.REFUSED, "")
+
+
+def statuses() -> dict[str, list[str]]:
+    """Return the exit statuses of each command that has a table of them."""
+    parts = re.split(r"^## (.*)$", COMMANDS.read_text(), flags=re.MULTILINE)
+    return {
+        plain(heading): re.findall(r"^\| (\d+|any) \|", text, re.MULTILINE)
+        for heading, text in zip(parts[1::2], parts[2::2], strict=True)
+        if "| Exit status |" in text
+    }
+
+
+def test_the_page_has_the_exit_statuses() -> None:
+    assert (command_line.REFUSED, top.ENDED) == (2, 3)
+    assert statuses() == {
+        "python -m uringloop": ["0", "2"],
+        "python -m uringloop.doctor": ["0", "1", "2"],
+        "python -m uringloop.top": ["0", "1", "2", "3"],
+        # tests/tools/test_bench.py sends the signals.
+        "python -m uringloop.bench": ["0", "1", "2", "130", "143"],
+        "python -m uringloop.testing": ["0", "1", "2"],
+        "python -m uringloop.as_uvloop": ["2", "any"],
+    }
+
+
+def test_traces_have_the_exit_statuses_that_the_page_names(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("a\n")
+    other.write_text("b\n")
+    compare = ("-m", "uringloop.testing", str(one))
+    found = [run(*compare, str(path)).returncode for path in (one, other, tmp_path / "none")]
+    assert found == [0, 1, 2]
+
+
+def test_a_program_on_as_uvloop_has_its_own_exit_status() -> None:
+    command = ("-m", "uringloop.as_uvloop")
+    assert run(*command, "-c", "raise SystemExit(7)").returncode == 7
+    assert run(*command, "no-such-program").returncode == 2
+
+
+# ── metrics ──────────────────────────────────────────────────────────────────────────────────
+
+
+def metrics() -> list[list[str]]:
+    return table(METRICS, "`stats()`", "Metric", "Type, unit")
+
+
+def kinds_of_prometheus() -> dict[str, str]:
+    """Return the type of each metric that a scrape has."""
+    loop = uringloop.Loop()
+    try:
+        text = prometheus.text(loop)
+    finally:
+        loop.close()
+    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
+    # Health adds metrics of its own to those of the loops.
+    health = (PACKAGE / "monitor" / "health_pages.py").read_text()
+    return {**kinds, **dict.fromkeys(re.findall(r'"(uringloop_\w+)"', health), "gauge")}
+
+
+class Meter:
+    """Remembers the instruments that are made, with their kinds and units."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, tuple[str, str]] = {}
+
+    def create_observable_counter(self, name: str, _: Any, unit: str, __: str) -> None:
+        self.made[name] = ("counter", unit)
+
+    def create_observable_gauge(self, name: str, _: Any, unit: str, __: str) -> None:
+        self.made[name] = ("gauge", unit)
+
+
+def instruments() -> dict[str, tuple[str, str]]:
+    """Return the kind and the unit of each instrument of OpenTelemetry."""
+    meter = Meter()
+
+    class Observer(otel.Observer):
+        def callback(self, values: otel.Values) -> Any:
+            return values
+
+    otel._register(meter, Observer())
+    return meter.made
+
+
+def test_the_table_has_every_key_of_stats_once() -> None:
+    keys = [name for row in metrics() for name in names_in(row[0])]
+    assert sorted(keys) == sorted(Stats.__annotations__)
+    assert set(keys) == set(COUNTERS) | set(GAUGES) | HISTOGRAM
+
+
+def test_the_table_has_every_metric_with_its_type() -> None:
+    kinds = kinds_of_prometheus()
+    found = {
+        name: row[2].partition(",")[0]
+        for row in metrics()
+        for name in names_in(row[1])
+        if name.startswith("uringloop_")
+    }
+    assert found == kinds
+
+
+def test_a_key_and_its_metric_are_in_one_row() -> None:
+    for row in metrics():
+        for key in names_in(row[0]):
+            if key in COUNTERS or key in GAUGES:
+                assert any(name.startswith(f"uringloop_{key}") for name in names_in(row[1])), row
+
+
+def test_the_table_has_every_instrument_of_opentelemetry() -> None:
+    made = instruments()
+    # Those that have the name of a key are described by a rule below the table.
+    by_rule = {f"uringloop.{name}" for name in (*COUNTERS, *GAUGES)}
+    assert by_rule <= set(made)
+    for name, about in ((f"uringloop.{key}", key) for key in (*COUNTERS, *GAUGES)):
+        assert made[name][0] == ("counter" if about in COUNTERS else "gauge")
+    named = [
+        name.removesuffix(".p50")
+        for row in metrics()
+        for name in names_in(row[1])
+        if name.startswith("uringloop.")
+    ]
+    others = {re.sub(r"\.(p\d+|max)$", "", name) for name in set(made) - by_rule}
+    assert sorted(named) == sorted(others)
+    parts = {name.rpartition(".")[2] for name in made if name.startswith("uringloop.turn.")}
+    assert parts == set(otel.QUANTILES)
+    assert all(f"`.{part}`" in METRICS.read_text() for part in parts)
+
+
+def test_each_metric_has_a_meaning_and_what_to_do() -> None:
+    for row in metrics():
+        assert len(row) == 5, row
+        assert all(row[1:]), row
+
+
+# ── the API ──────────────────────────────────────────────────────────────────────────────────
+
+DIRECTIVE = re.compile(
+    r"^ *\.\. (?:auto)?(?:class|function|method|attribute|property|data|exception|module):: "
+    r"(?:[\w.]*\.)?(\w+)",
+    re.MULTILINE,
+)
+
+
+def described() -> set[str]:
+    return set(DIRECTIVE.findall(API.read_text()))
+
+
+def own(found: type, *bases: type) -> set[str]:
+    """Return the public names of a class that none of *bases* has."""
+    of_bases = {name for base in bases for name in dir(base)}
+    return {name for name in dir(found) if not name.startswith("_")} - of_bases
+
+
+def test_the_page_has_what_the_loop_adds_to_asyncio() -> None:
+    asyncio = importlib.import_module("asyncio")
+    added = own(uringloop.Loop, asyncio.BaseEventLoop, asyncio.SelectorEventLoop)
+    # asyncio's loop has this attribute, too, but not its class.
+    assert added - {"slow_callback_duration"} <= described()
+    assert own(uringloop.Server, asyncio.Server) <= described()
+    assert own(uringloop.StreamTransport, asyncio.Transport) <= described()
+
+
+@pytest.mark.parametrize("module", [testing, streams], ids=lambda module: module.__name__)
+def test_the_page_has_every_public_name_of_a_module(module: Any) -> None:
+    assert set(module.__all__) <= described()
+
+
+def test_the_page_has_the_members_of_results_and_events() -> None:
+    names = described()
+    assert set(Drained._fields) <= names
+    assert set(Event.__members__) <= names
+    values = re.findall(r"attribute:: ([A-Z]+)\n +:value: (\d+)", API.read_text())
+    assert {name: int(value) for name, value in values} == dict(Event.__members__)
+
+
+def test_the_page_has_the_classes_of_the_workers_and_the_fixture() -> None:
+    text = API.read_text()
+    for path in (PACKAGE / "workers").glob("*.py"):
+        if re.search(r"^class Worker\(", path.read_text(), re.MULTILINE):
+            assert f"`uringloop.workers.{path.stem}.Worker`" in prose(API), path.stem
+    assert f"`{MARKER}" in text
+    assert "`uringloop_seed`" in text
