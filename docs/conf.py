@@ -27,6 +27,8 @@ extensions = [
 html_theme = "furo"
 html_title = f"{project} {release}"
 html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["tables.css"]
 
 # Classes of images: the theme shows one in light mode and one in dark mode.
 myst_enable_extensions = ["attrs_inline"]

@@ -55,13 +55,18 @@ def ask_kernel() -> None:
     """Find out whether the kernel refuses rings, before any loop exists; log the warning if so.
 
     A server calls this before it forks its workers. They inherit the result, so that the server
-    logs one warning instead of one for each worker.
+    logs one warning instead of one for each worker. Raises what each worker would raise for ever:
+    ValueError for a wrong variable, and OSError if io_uring is asked for and refused.
     """
-    if options.BACKEND.value(None) != backends.AUTO or backends.known_refusal() is not None:
+    options.check()
+    wanted = options.BACKEND.value(None)
+    if wanted == backends.SOFT or backends.known_refusal() is not None:
         return
     try:
         features.report(backends.IO_URING)
     except OSError as exc:
+        if wanted == backends.IO_URING:
+            raise backends.with_cause(exc) from None
         if backends.is_refusal(exc):
             reason = backends.record_refusal(exc)
             if options.WARN_FALLBACK.value():

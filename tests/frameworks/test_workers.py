@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from programs import HERE, Address, Process, connector, needs_elsewhere, process, python
@@ -132,10 +132,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(
+def gunicorn(
     kind: Kind, folder: Path, *options: str, under: Sequence[str] = (), **variables: str
-) -> Iterator[Server]:
-    """Serve the application in *folder*, and check all of the output at the end.
+) -> Iterator[Process]:
+    """Run gunicorn for the application in *folder*, and check all of the output at the end.
 
     *under* is a command that executes the command after it.
     """
@@ -151,8 +151,15 @@ def serving(
         **variables,
     }
     with process([*under, *command], environment=environment, cwd=folder) as running:
-        yield Server(running)
+        yield running
     assert not DEPRECATED.search(running.output), running.output
+
+
+@contextlib.contextmanager
+def serving(kind: Kind, folder: Path, *options: str, **others: Any) -> Iterator[Server]:
+    """Do the same, and wait until it serves."""
+    with gunicorn(kind, folder, *options, **others) as running:
+        yield Server(running)
 
 
 @pytest.mark.slow
@@ -416,6 +423,27 @@ def test_one_warning_serves_all_workers_and_each_logs_its_ring(
     assert server.running.output.count("not on io_uring: ") == (chosen == "auto")
     reason = "Operation not permitted" if chosen == "auto" else "asked for by URINGLOOP_BACKEND"
     assert server.running.output.count(f"Event loop: uringloop on soft ({reason}") == 2
+
+
+@pytest.mark.slow
+@each_kind
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("URINGLOOP_BACKEND", "io_uring", "uringloop: [Errno 1] Operation not permitted"),
+        ("URINGLOOP_STALL_MS", "often", "uringloop: URINGLOOP_STALL_MS must be between 0 and"),
+        ("URINGLOOP_HEALTH", "127.0.0.1:0?size=1", "uringloop: URINGLOOP_HEALTH has no size"),
+    ],
+)
+def test_gunicorn_ends_where_each_worker_would_fail(
+    kind: Kind, variable: str, value: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "served.py").write_text(kind.application)
+    refused = [sys.executable, "-IS", seccomp.__file__, "EPERM"]
+    variables = {"URINGLOOP_BACKEND": "auto", variable: value}
+    with gunicorn(kind, tmp_path, under=refused, **variables) as running:
+        running.read_until(re.escape(message))
+        assert running.running.wait(TIME_LIMIT) == 1
 
 
 @pytest.mark.slow

@@ -52,18 +52,16 @@ def test_the_table_has_the_arguments_of_a_loop(loop_class: type) -> None:
 
 def test_the_document_has_the_table() -> None:
     page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
-    (rows,) = re.findall(r"^\| Argument \| Variable .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
-    cells = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in rows.splitlines()]
+    (rows,) = re.findall(r"^\| Option \| Values .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.MULTILINE)
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows.splitlines()]
     assert cells == [
         [
-            option.argument,
-            option.variable,
+            ", ".join(f"`{name}`" for name in (option.argument, option.variable) if name),
             option.values,
             option.default,
             option.effect,
-            option.read.strip("`"),
+            option.read,
             option.ring,
-            option.kernel,
         ]
         for option in TABLE
     ]
@@ -83,14 +81,12 @@ def test_the_document_has_the_settings_of_health() -> None:
             assert float(default) == usual
 
 
-# ── when, on which ring and with which kernel ────────────────────────────────────────────────
+# ── when, and on which ring ──────────────────────────────────────────────────────────────────
 
 
 def test_the_kernel_of_an_option_is_that_of_its_feature() -> None:
-    assert options.BATCH_WAIT_US.kernel == "{}.{} on io_uring".format(*doctor.SINCE["min_wait"])
-    assert [name_of(option) for option in TABLE if option.kernel != options.ANY] == [
-        "batch_wait_us"
-    ]
+    newest = "both; io_uring from Linux {}.{}".format(*doctor.SINCE["min_wait"])
+    assert options.BATCH_WAIT_US.ring == newest
 
 
 def test_the_software_ring_ignores_the_options_of_the_other() -> None:

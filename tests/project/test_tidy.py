@@ -208,6 +208,7 @@ def test_the_repository_has_no_stray_files() -> None:
     at_the_top = {name for name in names if name and "/" not in name}
     assert at_the_top == {
         ".gitignore",
+        ".readthedocs.yaml",
         "CHANGELOG.md",
         "CONTRIBUTING.md",
         "LICENSE",

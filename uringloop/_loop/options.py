@@ -30,11 +30,10 @@ OFF = ("0", "no", "false", "off")
 EACH_LOOP = "each new loop"
 FIRST_LOOP = "the first loop of a process"
 IMPORT = "`import uringloop`"
-# On which ring an option has an effect.
+# On which ring an option has an effect, and with which kernel if the ring alone does not decide.
 BOTH = "both"
 IO_URING_ONLY = "io_uring"
-# With which kernel: no other than a ring itself needs.
-ANY = "any"
+IO_URING_NEWER = "both; io_uring from Linux 6.12"
 
 
 def says_yes(name: str, text: str) -> bool:
@@ -53,8 +52,8 @@ def out_of_range(name: str, most: int, given: object) -> ValueError:
 class Option:
     """An option: its argument and its variable, either of which may be "", and what a user reads.
 
-    *read* says who reads the argument and the variable; *ring* and *kernel* say where the option
-    has an effect. A subclass has the method `value`, which takes the argument if there is one.
+    *read* says who reads the argument and the variable, *ring* where the option has an effect.
+    A subclass has the method `value`, which takes the argument if there is one.
     """
 
     def __init__(
@@ -67,7 +66,6 @@ class Option:
         effect: str,
         read: str = EACH_LOOP,
         ring: str = BOTH,
-        kernel: str = ANY,
     ) -> None:
         self.argument = argument
         self.variable = variable
@@ -76,7 +74,6 @@ class Option:
         self.effect = effect
         self.read = read
         self.ring = ring
-        self.kernel = kernel
 
     def text(self, variables: Mapping[str, str] | None = None) -> str:
         """Return the text of the variable, "" if it is not set; by default this process's."""
@@ -96,7 +93,6 @@ class Number(Option):
         most: int,
         effect: str,
         ring: str = BOTH,
-        kernel: str = ANY,
     ) -> None:
         super().__init__(
             argument,
@@ -105,7 +101,6 @@ class Number(Option):
             default="0",
             effect=effect,
             ring=ring,
-            kernel=kernel,
         )
         self.most = most
 
@@ -219,7 +214,7 @@ BATCH_WAIT_US = Number(
     "batch_wait_us",
     most=WAIT_MAX_US,
     effect="lets completions gather for that many microseconds while the loop sleeps",
-    kernel="6.12 on io_uring",
+    ring=IO_URING_NEWER,
 )
 BUSY_POLL_US = Number(
     "busy_poll_us",
@@ -300,3 +295,11 @@ TABLE: tuple[Option, ...] = (
     STREAMS,
     DISABLE,
 )
+
+
+def check() -> None:
+    """Read the variables that every loop reads. Raises ValueError for a wrong one."""
+    for choice in (BACKEND, NESTABLE, STALL_MS, WARN_FALLBACK):
+        choice.value(None)
+    for place in (MONITOR, HEALTH, TRACE):
+        place.value()

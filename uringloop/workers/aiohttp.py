@@ -16,8 +16,8 @@ import warnings
 from typing import Any
 
 from uringloop._ring import backends
-from uringloop.policy import ask_kernel, new_event_loop
-from uringloop.workers.serving import draining, limit_connections
+from uringloop.policy import new_event_loop
+from uringloop.workers.serving import draining, limit_connections, prepare
 
 try:
     from aiohttp import GunicornWebWorker, web
@@ -86,7 +86,7 @@ class Worker(GunicornWebWorker):
     @classmethod
     def setup(cls) -> None:
         """Probe for io_uring; gunicorn calls this once, in its main process."""
-        ask_kernel()
+        prepare()
 
     def init_process(self) -> None:
         close_inherited_loop()

@@ -11,7 +11,8 @@ import asyncio
 
 from uringloop._ring import backends
 from uringloop.loop import Loop
-from uringloop.policy import ask_kernel, new_event_loop
+from uringloop.policy import new_event_loop
+from uringloop.workers.serving import prepare
 
 try:
     from granian import loops
@@ -32,5 +33,5 @@ def build_loop() -> Loop:
 
 
 if __name__ == "__main__":
-    ask_kernel()
+    prepare()
     entrypoint()

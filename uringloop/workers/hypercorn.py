@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from uringloop.policy import ask_kernel, new_event_loop
+from uringloop.policy import new_event_loop
+from uringloop.workers.serving import prepare
 
 try:
     import hypercorn.__main__
@@ -29,5 +30,5 @@ def runner(**options: object) -> asyncio.Runner:
 servers.Runner = runner
 
 if __name__ == "__main__":
-    ask_kernel()
+    prepare()
     sys.exit(hypercorn.__main__.main())

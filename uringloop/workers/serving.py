@@ -11,12 +11,25 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+from uringloop import policy
+from uringloop._loop import options
 from uringloop._net import servers
+from uringloop.monitor import health_settings
 
 # How long a server waits at least for the requests of connections that it accepted last, and at
 # most for a last request of each connection that a client keeps.
 GRACE_S = 0.05
 LAST_REQUEST_S = 0.5
+
+
+def prepare() -> None:
+    """Ask the kernel for rings before workers are forked; end if each of them would fail."""
+    try:
+        policy.ask_kernel()
+        if address := options.HEALTH.value():
+            health_settings.parsed(address)
+    except (OSError, ValueError) as exc:
+        raise SystemExit(f"uringloop: {exc}") from None
 
 
 def limit_connections(

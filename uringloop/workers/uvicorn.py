@@ -11,13 +11,11 @@ import asyncio
 import sys
 from typing import ClassVar
 
-from uringloop import policy
-
 try:
     from gunicorn.arbiter import Arbiter
     from uvicorn_worker import UvicornWorker
 
-    from uringloop.workers.serving import limit_connections
+    from uringloop.workers.serving import limit_connections, prepare
     from uringloop.workers.uvicorn_server import LOOP, Server
 except ImportError as exc:
     raise ImportError(
@@ -44,4 +42,4 @@ class Worker(UvicornWorker):
     @classmethod
     def setup(cls) -> None:
         """Probe for io_uring; gunicorn calls this once, in its main process."""
-        policy.ask_kernel()
+        prepare()

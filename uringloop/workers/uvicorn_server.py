@@ -20,7 +20,7 @@ from typing import Any
 from uringloop import policy
 from uringloop._ring import backends
 from uringloop.loop import Loop
-from uringloop.workers.serving import draining
+from uringloop.workers.serving import draining, prepare
 
 try:
     import uvicorn
@@ -91,5 +91,5 @@ uvicorn.supervisors.multiprocess.Server = Server
 uvicorn.config.LOOP_FACTORIES["auto"] = "uringloop.workers.uvicorn_server:loop_factory"
 
 if __name__ == "__main__":
-    policy.ask_kernel()
+    prepare()
     uvicorn.main()
