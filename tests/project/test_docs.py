@@ -102,6 +102,30 @@ BEFOREHAND = {
             assert made == default
             assert len(added["names"]) == 3 and added["action"] == rule["action"]
         """,
+    # The profile with rules that have conditions, shortened.
+    ("docs/how-to/containers.md", "Profile, limits and doctor"): """
+        import atexit, json
+        from pathlib import Path
+        allow = "SCMP_ACT_ALLOW"
+        rules = [
+            {"names": ["read"], "action": allow, "comment": "", "includes": {}, "excludes": {}},
+            {"names": ["ptrace"], "action": allow, "includes": {"minKernel": "4.8"}},
+            {"names": ["bpf"], "action": allow, "includes": {"caps": ["CAP_SYS_ADMIN"]}},
+            {"names": ["clone"], "action": allow, "excludes": {"caps": ["CAP_SYS_ADMIN"]}},
+            {"names": ["modify_ldt"], "action": allow, "includes": {"arches": ["amd64", "x86"]}},
+            {"names": ["s390_pci"], "action": allow, "includes": {"arches": ["s390"]}},
+        ]
+        default = {"defaultAction": "SCMP_ACT_ERRNO", "archMap": [], "syscalls": rules}
+        Path("io_uring.json").write_text(json.dumps(default))
+
+        @atexit.register
+        def check():
+            made = json.loads(Path("node.json").read_text())
+            names = [rule.pop("names")[0] for rule in made["syscalls"]]
+            assert names == ["read", "ptrace", "clone", "modify_ldt"]
+            assert made["syscalls"] == [{"action": allow}] * 4
+            assert "archMap" not in made and made["architectures"]
+        """,
     ("docs/start/tutorial.md", "TLS"): f"""
         import shutil
         for name in ("server.pem", "ca.pem"):
