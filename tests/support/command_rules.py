@@ -247,7 +247,7 @@ def check_module(module: str, words: Words, shown: str) -> None:
     if module == "uringloop.doctor":
         # Status 1 means that loops are not on io_uring.
         printed = output_of(sys.executable, "-m", module, *words, statuses=(0, 1))
-        names = {line.split()[0] for line in shown.splitlines()}
+        names = {line.split()[0] for line in shown.splitlines()} - {"..."}
         assert names <= DOCTOR_NAMES
         assert names <= {line.split()[0] for line in printed.splitlines() if line}
 
