@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -364,13 +365,14 @@ class Failing:
 WRONG: dict[str, tuple[Any, Any, bool]] = {
     "no buffers": (5, (), True),
     "None": (None, (), True),
-    "buffers that fail": (Failing(), (), True),
+    # From 3.14 on socket.sendmsg() replaces the text of any TypeError.
+    "buffers that fail": (Failing(), (), sys.version_info < (3, 14)),
     "a text as buffer": (["x"], (), False),
     "bytes as buffers": (b"x", (), False),
     "a view with gaps": ([memoryview(b"a-b-")[::2]], (), False),
     "no ancillary data": ([b"x"], 5, True),
     "ancillary None": ([b"x"], None, True),
-    "ancillary data that fail": ([b"x"], Failing(), True),
+    "ancillary data that fail": ([b"x"], Failing(), sys.version_info < (3, 14)),
     "a number as item": ([b"x"], [5], True),
     "an iterator as item": ([b"x"], [iter((0, 1, b""))], True),
     "a set as item": ([b"x"], [{0, 1, bytes(4)}], True),
@@ -715,7 +717,11 @@ FORKING = """
         peer = bound(address)
         peer.settimeout(10)
         wanted = [b"%03d" % number for number in range(100)]
-        transport.send_segments(b"".join(wanted), 3)
+        try:
+            transport.send_segments(b"".join(wanted), 3)
+        except RuntimeError:
+            # The child uses an inherited loop.
+            os._exit(3)
         if child == 0:
             os._exit(4)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
