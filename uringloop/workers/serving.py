@@ -40,17 +40,19 @@ def limit_connections(
     The default of the option is for gunicorn's own workers: it is no limit here, and 0 is none.
     """
     option = options.settings["worker_connections"]
+    limit = option.get()
+    if limit in (0, option.default):
+        return
     create: Any = loop.create_server
     # The server has a socket object of its own. The application may have servers, too.
     limited = {os.fstat(sock.fileno()).st_ino for sock in sockets}
 
     async def create_server(*arguments: Any, sock: Any = None, **others: Any) -> Any:
         if sock is not None and os.fstat(sock.fileno()).st_ino in limited:
-            others["max_connections"] = option.get()
+            others["max_connections"] = limit
         return await create(*arguments, sock=sock, **others)
 
-    if option.get() not in (0, option.default):
-        loop.create_server = create_server  # type: ignore[method-assign]
+    loop.create_server = create_server  # type: ignore[method-assign]
 
 
 @contextlib.asynccontextmanager
