@@ -322,6 +322,18 @@ async def starved(
         yield server, reports, guests
 
 
+async def check_server_goes_on(loop: testing.Loop, server: Any, guests: Guests) -> None:
+    """Check that a starved server, half a second before its next attempt, serves again."""
+    loop.faults = testing.Faults()
+    watch = Stopwatch(loop)
+    await guests.arrived()
+    assert watch.shows(0.5)
+    # It waits for connections again, and accepts them at once.
+    with connected(server.sockets[0].getsockname()):
+        await guests.arrived(2)
+    assert watch.shows(0)
+
+
 @pytest.mark.parametrize("sock", ["own", "shared"])
 @on_loop
 async def test_a_starved_server_accepts_again_every_second(
@@ -331,14 +343,7 @@ async def test_a_starved_server_accepts_again_every_second(
         await asyncio.sleep(3.5)
         waited = [after - before for before, after in itertools.pairwise(reports)]
         assert waited == pytest.approx([1, 1, 1], abs=1e-6)
-        virtual_loop.faults = testing.Faults()
-        watch = Stopwatch(virtual_loop)
-        await guests.arrived()
-        assert watch.shows(0.5)
-        # It waits for connections again, and accepts them at once.
-        with connected(server.sockets[0].getsockname()):
-            await guests.arrived(2)
-        assert watch.shows(0)
+        await check_server_goes_on(virtual_loop, server, guests)
         assert len(reports) == 4
         await guests.end()
         await close_server(server)
@@ -382,13 +387,7 @@ def test_a_starved_server_goes_on_after_its_exception_handler_has_left_the_run(
         virtual_loop.faults = testing.Faults(no_files=1)
         with connected(server.sockets[0].getsockname()):
             await asyncio.sleep(2.5)
-            virtual_loop.faults = testing.Faults()
-            watch = Stopwatch(virtual_loop)
-            await guests.arrived()
-            assert watch.shows(0.5)
-            with connected(server.sockets[0].getsockname()):
-                await guests.arrived(2)
-            assert watch.shows(0)
+            await check_server_goes_on(virtual_loop, server, guests)
             await guests.end()
             await close_server(server)
 

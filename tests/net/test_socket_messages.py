@@ -49,6 +49,17 @@ def pair() -> Iterator[Pair]:
         yield left, right
 
 
+@contextlib.contextmanager
+def datagrams(folder: Path) -> Iterator[Pair]:
+    """Two UNIX sockets for datagrams; the second one has an address."""
+    left, right = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        right.bind(str(folder / "right"))
+        yield left, right
+
+
 @pytest.fixture
 def seqpacket() -> Iterator[Pair]:
     """Two UNIX sockets that keep the bounds of messages."""
@@ -344,11 +355,7 @@ async def test_descriptors_beyond_the_space_are_closed_by_the_kernel(
 async def test_descriptors_are_sent_to_an_address_and_received_with_flags(
     each_loop: Loop, tmp_path: Path
 ) -> None:
-    left, right = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
-    with left, right:
-        left.setblocking(False)
-        right.setblocking(False)
-        right.bind(str(tmp_path / "right"))
+    with datagrams(tmp_path) as (left, right):
         address = right.getsockname()
         fd = pipe_with(b"ab")
         with pytest.raises(OSError, match="not supported"):
@@ -677,11 +684,7 @@ def test_the_methods_of_the_loop_do_the_same(loop: uringloop.Loop, pair: Pair) -
 async def test_the_methods_of_the_loop_take_iterators_flags_and_addresses(
     loop: uringloop.Loop, tmp_path: Path
 ) -> None:
-    left, right = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
-    with left, right:
-        left.setblocking(False)
-        right.setblocking(False)
-        right.bind(str(tmp_path / "right"))
+    with datagrams(tmp_path) as (left, right):
         address = right.getsockname()
         stuffed = 0
         with contextlib.suppress(BlockingIOError):
