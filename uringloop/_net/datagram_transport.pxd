@@ -29,9 +29,10 @@ cdef class DatagramTransport(FlowControl):
     cdef bint is_replaced(self) except -1
     cdef int deliver_buffer(self, int size, unsigned int flags) except -1
     cdef int deliver_merged(
-        self, bytes data, list ancillary, int flags, object address) except -1
+        self, bytes data, Py_ssize_t size, list ancillary, int flags,
+        object address) except -1
     cdef int stash_merged(
-        self, bytes data, Py_ssize_t start, list ancillary, int flags,
+        self, bytes data, Py_ssize_t start, Py_ssize_t size, list ancillary, int flags,
         object address) except -1
     cdef int receive_some(self) except -1
     cdef bint is_merging(self) except -1
@@ -46,15 +47,14 @@ cdef class DatagramTransport(FlowControl):
     cdef bint may_send(self, object addr) except -1
     cdef bint has_destination(self, object address) except -1
     cdef int send_or_queue(
-        self, object data, object address, list ancillary, Py_ssize_t segment) except -1
-    cdef int send_again(
-        self, object exc, bytes data, object address, list ancillary,
-        Py_ssize_t segment) except -1
-    cdef bint send_one(self, object data, object address, list ancillary) except -1
+        self, object data, object address, bytes ancillary, Py_ssize_t segment) except -1
+    cdef int send_pieces(
+        self, bytes data, object address, bytes ancillary, Py_ssize_t segment) except -1
+    cdef bint send_one(self, object data, object address, bytes ancillary) except -1
     cdef bint send_memory(
         self, const char *start, Py_ssize_t size, const sockaddr_in6 *name,
-        unsigned int name_size, list ancillary) except -1
-    cdef bint send_parsed(self, object data, object address, list ancillary) except -1
+        unsigned int name_size, bytes ancillary) except -1
+    cdef bint send_parsed(self, object data, object address, bytes ancillary) except -1
     cdef int submit_room(self) except -1
     cdef int on_room(self, int res, unsigned int flags) except -1
     cdef bint send_queued(self) except -1

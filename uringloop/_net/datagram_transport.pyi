@@ -45,7 +45,7 @@ class DatagramTransport(FlowControl):
 
 def checked_message(
     buffers: Iterable[Buffer], ancdata: Iterable[tuple[int, int, Buffer]]
-) -> tuple[bytes, list[tuple[int, int, bytes]] | None]: ...
+) -> tuple[bytes, list[tuple[int, int, bytes]]]: ...
 def make_datagram(
     loop: LoopCore,
     sock: socket.socket,

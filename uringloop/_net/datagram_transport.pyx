@@ -29,17 +29,14 @@ from collections import deque
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
 from uringloop._cpython.pyapi cimport Py_DECREF_owned, raise_pending
 from uringloop._kernel.atomics cimport count_size, count_total, load_size, store_size
 from uringloop._kernel.ancillary cimport (
-    checked_ancillary,
     joined,
     merged_size,
-    pack_ancillary,
-    packed_size,
+    packed_ancillary,
     received_ancillary,
     segments_of,
 )
@@ -110,8 +107,6 @@ cdef enum:
     # No less than the packet that an error refers to, and below the size from which on glibc maps
     # memory: Python allocates all of it for each receive.
     ERROR_SIZE = 64 * 1024
-    # Ancillary data that are sent without a call of Python's: words of 8 bytes.
-    SENT_ANCILLARY_WORDS = 32
     # The most that the kernel cuts in one call: 64 datagrams before 6.9, and a packet's bytes.
     SEGMENTS_MAX = 64
     SEGMENT_BYTES_MAX = 65507
@@ -241,6 +236,7 @@ cdef class DatagramTransport(FlowControl):
         cdef const char *memory = self.loop.datagram_pool.take(flags, size)
         cdef uring_datagram found
         cdef list ancillary = None
+        cdef Py_ssize_t merged = 0
         cdef bytes data
         cdef object address
         try:
@@ -254,10 +250,11 @@ cdef class DatagramTransport(FlowControl):
                 if found.name_size else None)
             if found.control_size:
                 ancillary = received_ancillary(found.control, found.control_size)
+                merged = merged_size(ancillary)
         finally:
             self.loop.datagram_pool.give_back(flags)
-        if ancillary is not None and 0 < merged_size(ancillary) < PyBytes_GET_SIZE(data):
-            return self.deliver_merged(data, ancillary, found.flags, address)
+        if 0 < merged < PyBytes_GET_SIZE(data):
+            return self.deliver_merged(data, merged, ancillary, found.flags, address)
         if address is None and not data:
             # It may be the EOF of a stream socket: a datagram has a sender's address.
             if self.is_replaced():
@@ -274,15 +271,15 @@ cdef class DatagramTransport(FlowControl):
         self.deliver_or_stash((data, ancillary, 0, address))
 
     cdef int deliver_merged(
-            self, bytes data, list ancillary, int flags, object address) except -1:
-        """Deliver one by one the datagrams of one sender that the kernel has merged (UDP_GRO)."""
-        cdef Py_ssize_t size = merged_size(ancillary)
+            self, bytes data, Py_ssize_t size, list ancillary, int flags,
+            object address) except -1:
+        """Deliver one by one the datagrams of *size* that the kernel has merged (UDP_GRO)."""
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         cdef Py_ssize_t start = 0
         cdef bytes piece
         if self.loop.nestable:
             # The protocol may run the loop, which then delivers the others.
-            return self.stash_merged(data, 0, ancillary, flags, address)
+            return self.stash_merged(data, 0, size, ancillary, flags, address)
         try:
             while start < total and not (self.paused or self.stash or self.life >= CLOSING):
                 # The protocol may have forked: a child is given nothing.
@@ -293,14 +290,13 @@ cdef class DatagramTransport(FlowControl):
                     piece, ancillary[:] if self.takes_messages else ancillary, flags, address)
         finally:
             # The protocol has paused, or raised KeyboardInterrupt.
-            self.stash_merged(data, start, ancillary, flags, address)
+            self.stash_merged(data, start, size, ancillary, flags, address)
         return 0
 
     cdef int stash_merged(
-            self, bytes data, Py_ssize_t start, list ancillary, int flags,
+            self, bytes data, Py_ssize_t start, Py_ssize_t size, list ancillary, int flags,
             object address) except -1:
-        """Stash the merged datagrams from *start* on."""
-        cdef Py_ssize_t size = merged_size(ancillary)
+        """Stash the merged datagrams of *size* from *start* on."""
         cdef Py_ssize_t total = PyBytes_GET_SIZE(data)
         while start < total and self.life < CLOSING:
             self.stash_item((data[start:start + size], ancillary[:], flags, address))
@@ -350,8 +346,9 @@ cdef class DatagramTransport(FlowControl):
                     # The EOF of a stream socket.
                     self.end_input()
                 count_total(&self.loop.counters.received_bytes, len(data))
-                if 0 < merged_size(ancillary) < len(data):
-                    self.deliver_merged(data, ancillary, flags, address)
+                merged = merged_size(ancillary)
+                if 0 < merged < len(data):
+                    self.deliver_merged(data, merged, ancillary, flags, address)
                 else:
                     self.deliver(data, ancillary, flags, address)
             count += 1
@@ -483,7 +480,7 @@ cdef class DatagramTransport(FlowControl):
         if isinstance(data, memoryview) and not data.c_contiguous:
             data = bytes(data)
         if self.may_send(addr):
-            self.send_or_queue(data, addr if self.address is None else self.address, None, 0)
+            self.send_or_queue(data, addr, None, 0)
 
     def sendmsg(self, buffers, ancdata=(), addr=None):
         """Send one datagram of *buffers* with ancillary data, at once or when there is room.
@@ -492,13 +489,9 @@ cdef class DatagramTransport(FlowControl):
         when this returns.
         """
         cdef bytes data = joined(buffers)
-        cdef list ancillary = checked_ancillary(ancdata)
+        cdef bytes ancillary = packed_ancillary(ancdata)
         self.check_sending()
-        if not self.may_send(addr):
-            return
-        if self.address is not None:
-            addr = self.address
-        if self.has_destination(addr):
+        if self.may_send(addr) and self.has_destination(addr):
             self.send_or_queue(data, addr, ancillary, 0)
 
     def send_segments(self, data, segment_size, addr=None, ancdata=()):
@@ -507,7 +500,7 @@ cdef class DatagramTransport(FlowControl):
         Each has the ancillary data. The kernel cuts up to 64 datagrams out of one call; where it
         cannot, one call sends each. Raises TypeError, and ValueError for a size below 1.
         """
-        cdef list ancillary = checked_ancillary(ancdata)
+        cdef bytes ancillary = packed_ancillary(ancdata)
         cdef Py_ssize_t size = segment_size
         cdef Py_ssize_t batch
         cdef Py_ssize_t start
@@ -515,11 +508,7 @@ cdef class DatagramTransport(FlowControl):
         check_bytes(data)
         if size < 1:
             raise ValueError(f"segment_size must be at least 1: {segment_size!r}")
-        if not self.may_send(addr):
-            return
-        if self.address is not None:
-            addr = self.address
-        if not self.has_destination(addr):
+        if not (self.may_send(addr) and self.has_destination(addr)):
             return
         if type(data) is not bytes:
             data = bytes(data)
@@ -533,7 +522,7 @@ cdef class DatagramTransport(FlowControl):
             # A slice of all of it is the object itself; a part is copied in less time than sent.
             part = data[start:start + batch]
             if len(part) > size:
-                self.send_or_queue(part, addr, [segments_of(size), *(ancillary or ())], size)
+                self.send_or_queue(part, addr, segments_of(size) + (ancillary or b""), size)
             else:
                 self.send_or_queue(part, addr, ancillary, 0)
 
@@ -553,26 +542,28 @@ cdef class DatagramTransport(FlowControl):
 
     cdef bint has_destination(self, object address) except -1:
         """Return whether the kernel knows where to send; if not, the protocol gets its error."""
-        if address is not None or self.connected:
+        if address is not None or self.address is not None or self.connected:
             return True
         self.call_error_received(os_error(-EDESTADDRREQ, ""))
         return False
 
     cdef int send_or_queue(
-            self, object data, object address, list ancillary, Py_ssize_t segment) except -1:
+            self, object data, object address, bytes ancillary, Py_ssize_t segment) except -1:
         """Send *data* at once, or queue a copy of it when the socket has no room.
 
         If *segment* is not zero, the kernel cuts the data, as the first item of *ancillary* says.
         """
+        if self.address is not None:
+            address = self.address
         if not self.queue:
             try:
                 if self.send_one(data, address, ancillary):
                     return 0
             except OSError as exc:
-                if segment:
-                    return self.send_again(exc, data, address, ancillary, segment)
-                # What the protocol raises leaves sendto(), as in asyncio.
-                return self.call_error_received(exc)
+                if is_reported(exc, segment):
+                    # What the protocol raises leaves sendto(), as in asyncio.
+                    self.call_error_received(exc)
+                return self.send_pieces(data, address, ancillary, segment) if segment else 0
             except BaseException as exc:
                 return self.fatal_error(exc, WRITE_FAILED)
             if self.life >= ENDING:
@@ -583,7 +574,8 @@ cdef class DatagramTransport(FlowControl):
         owner = None
         if ancillary is not None:
             try:
-                ancillary, owner = to_keep(ancillary[:])
+                kept, owner = to_keep(unpacked(ancillary))
+                ancillary = packed_ancillary(kept)
             except OSError as exc:
                 # A descriptor is closed, or there are too many.
                 return self.call_error_received(exc)
@@ -591,13 +583,9 @@ cdef class DatagramTransport(FlowControl):
         count_size(&self.queue_size, len(data) + HEADER_SIZE)
         return self.pause_protocol()
 
-    cdef int send_again(
-            self, object exc, bytes data, object address, list ancillary,
-            Py_ssize_t segment) except -1:
+    cdef int send_pieces(
+            self, bytes data, object address, bytes ancillary, Py_ssize_t segment) except -1:
         """Send the datagrams that the kernel has not cut out of *data* one by one."""
-        if exc.errno not in UNCUT:
-            # It may be about an earlier datagram, and would cost all of these.
-            self.call_error_received(exc)
         for item in pieces(data, address, ancillary, segment):
             if self.life >= ENDING:
                 break
@@ -605,7 +593,7 @@ cdef class DatagramTransport(FlowControl):
             self.send_or_queue(item[0], address, item[2], 0)
         return 0
 
-    cdef bint send_one(self, object data, object address, list ancillary) except -1:
+    cdef bint send_one(self, object data, object address, bytes ancillary) except -1:
         """Send a datagram; return False if the socket has no room. Raises OSError."""
         cdef Py_buffer view
         cdef const sockaddr_in6 *name = NULL
@@ -616,8 +604,6 @@ cdef class DatagramTransport(FlowControl):
             # this one.
             if name == NULL or name.sin6_family != self.family:
                 return self.send_parsed(data, address, ancillary)
-        if ancillary is not None and packed_size(ancillary) > 8 * SENT_ANCILLARY_WORDS:
-            return self.send_parsed(data, address, ancillary)
         # A recent sender's address need not be parsed.
         if type(data) is bytes:
             return self.send_memory(
@@ -630,7 +616,7 @@ cdef class DatagramTransport(FlowControl):
 
     cdef bint send_memory(
             self, const char *start, Py_ssize_t size, const sockaddr_in6 *name,
-            unsigned int name_size, list ancillary) except -1:
+            unsigned int name_size, bytes ancillary) except -1:
         cdef Py_ssize_t res
         if ancillary is not None:
             res = send_message(self.fd, start, size, name, name_size, ancillary)
@@ -647,14 +633,14 @@ cdef class DatagramTransport(FlowControl):
             return False
         raise os_error(-errno, "")
 
-    cdef bint send_parsed(self, object data, object address, list ancillary) except -1:
+    cdef bint send_parsed(self, object data, object address, bytes ancillary) except -1:
         try:
             # Other code may have made the socket a blocking one.
             if ancillary is None:
                 self.sock.sendto(data, MSG_DONTWAIT | MSG_NOSIGNAL, address)
             else:
                 self.sock.sendmsg(
-                    [data], ancillary, MSG_DONTWAIT | MSG_NOSIGNAL,
+                    [data], unpacked(ancillary), MSG_DONTWAIT | MSG_NOSIGNAL,
                     None if self.connected else address)
         except (BlockingIOError, InterruptedError):
             return False
@@ -707,8 +693,7 @@ cdef class DatagramTransport(FlowControl):
                 self.drop_first()
                 if segment:
                     self.queue_first(pieces(data, address, ancillary, segment))
-                if not segment or exc.errno not in UNCUT:
-                    # It may be about an earlier datagram.
+                if is_reported(exc, segment):
                     self.deliver_error(exc)
             except BaseException as exc:
                 self.fatal_error(exc, WRITE_FAILED)
@@ -807,23 +792,36 @@ cdef int check_bytes(object data) except -1:
 
 
 def checked_message(buffers, ancdata):
-    """Return what `sendmsg` sends: bytes, and a list of ancillary data, or None for none."""
-    return joined(buffers), checked_ancillary(ancdata)
+    """Return what `sendmsg` sends: bytes, and a list of ancillary data."""
+    cdef bytes ancillary = packed_ancillary(ancdata)
+    return joined(buffers), [] if ancillary is None else unpacked(ancillary)
 
 
-cdef list pieces(object data, object address, list ancillary, Py_ssize_t size):
+cdef list unpacked(bytes ancillary):
+    return received_ancillary(PyBytes_AS_STRING(ancillary), PyBytes_GET_SIZE(ancillary))
+
+
+cdef bint is_reported(object exc, Py_ssize_t segment) except -1:
+    """Return whether the protocol gets the error of a send.
+
+    It does not if the kernel only cannot cut the data. Any other error may be about an earlier
+    datagram: the data are then sent again, too.
+    """
+    return not segment or exc.errno not in UNCUT
+
+
+cdef list pieces(object data, object address, bytes ancillary, Py_ssize_t size):
     """Return the items of the queue for the datagrams that the kernel does not cut out."""
     cdef Py_ssize_t start
-    cdef list others = ancillary[1:] or None
+    cdef bytes others = ancillary[len(segments_of(size)):] or None
     return [(bytes(data[start:start + size]), address, others, 0, None)
             for start in range(0, len(data), size)]
 
 
 cdef Py_ssize_t send_message(
         int fd, const char *start, Py_ssize_t size, const sockaddr_in6 *name,
-        unsigned int name_size, list ancillary) noexcept:
-    """Send a datagram with checked ancillary data; return what sendmsg(2) returns."""
-    cdef uint64_t control[SENT_ANCILLARY_WORDS]
+        unsigned int name_size, bytes ancillary) noexcept:
+    """Send a datagram with packed ancillary data; return what sendmsg(2) returns."""
     cdef iovec part
     cdef msghdr message
     memset(&message, 0, sizeof(message))
@@ -833,9 +831,9 @@ cdef Py_ssize_t send_message(
     message.msg_namelen = name_size
     message.msg_iov = &part
     message.msg_iovlen = 1
-    message.msg_control = control
-    message.msg_controllen = packed_size(ancillary)
-    pack_ancillary(ancillary, <char*>control)
+    # The kernel only reads it.
+    message.msg_control = PyBytes_AS_STRING(ancillary)
+    message.msg_controllen = PyBytes_GET_SIZE(ancillary)
     return sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
 
 

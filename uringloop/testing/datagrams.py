@@ -59,8 +59,8 @@ class Endpoint(DatagramTransport):
     ) -> None:
         addr = self.datagrams.resolved(addr)
         data, ancillary = checked_message(buffers, ancdata)
-        if not self._is_carried(data, addr, ancillary or ()):
-            super().sendmsg([data], ancillary or (), addr)
+        if not self._is_carried(data, addr, ancillary):
+            super().sendmsg([data], ancillary, addr)
 
     def send_segments(
         self,
