@@ -76,7 +76,7 @@ cdef bytes packed_item(object item):
     cdef int level
     cdef int kind
     cdef Py_buffer view
-    # The usual case, in a third of the time.
+    # The usual case, 0.1 us faster.
     if (type(item) is tuple and len(<tuple>item) == 3 and type((<tuple>item)[2]) is bytes
             and is_int((<tuple>item)[0], &level) and is_int((<tuple>item)[1], &kind)):
         return packed(
