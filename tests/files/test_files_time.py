@@ -43,8 +43,10 @@ WIDE = ("ä€b" * 10 + "\r\n").encode() * 200_000
 TEXT = "some text\n" * 3_000_000
 # Its first characters have more bytes than the average, so that tell() must search for a position.
 UNEVEN = ("\U00010348" * 37_000 + "a" * 200_000).encode()
-# For files in memory: io.BytesIO, too, copies its data when it grows, without a GIL 5 MB in 2 ms.
-SOME_TEXT = "some text\n" * 200_000
+# For files in memory: io.BytesIO copies its data when it grows, and both copies are in memory that a
+# machine may be slow to give: 2 MB took from 0.3 to 2.2 ms on a shared one. A million bytes have lines
+# enough to starve the others for 10 ms.
+SOME_TEXT = "some text\n" * 100_000
 
 pytestmark = pytest.mark.skipif(
     sys.flags.dev_mode,
@@ -258,7 +260,7 @@ SPOOLED: dict[str, tuple[str, Any, Work]] = {
     "readline-of-text": ("w+", "y" * 10_000_000, lambda file: file.readline()),
     "readlines-one": ("w+b", ONE, lambda file: file.readlines()),
     "readlines": ("w+b", SHORT, lambda file: file.readlines(1_000_000)),
-    "readlines-of-text": ("w+", SOME_TEXT, lambda file: file.readlines(1_500_000)),
+    "readlines-of-text": ("w+", 2 * SOME_TEXT, lambda file: file.readlines(1_500_000)),
     "rollover": ("w+b", ONE, lambda file: file.rollover()),
     "close": ("w+b", ONE, lambda file: file.close()),
 }
