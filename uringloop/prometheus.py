@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 from uringloop._loop.base_loop import BaseLoop
@@ -10,6 +11,7 @@ from uringloop._loop.stats import COUNTERS, GAUGES, TIMES
 from uringloop._turn.stats import histograms_of, keep_histograms
 from uringloop._turn.timing import BOUNDS
 
+INFO = "The ring that the loop is on, and the versions of uringloop and Python."
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Keyed like the result of histograms_of().
@@ -25,7 +27,7 @@ def text(loop: BaseLoop, prefix: str = "uringloop", labels: Mapping[str, str] | 
 
     Each sample has the *labels*, by default `pid` with the process ID, because any of the workers
     that share a port may answer a scrape. From the first call for a loop on, its turns and
-    callbacks are timed; docs/evidence/health.md has the cost.
+    callbacks are timed.
     """
     keep_histograms(loop)
     chosen = {"pid": str(os.getpid())} if labels is None else labels
@@ -59,10 +61,22 @@ def gauge(metric: str, help_text: str, values: Mapping[int, float]) -> str:
     return "\n".join([*_head(metric, help_text, "gauge"), *lines, ""]) if lines else ""
 
 
+def info_of(loop: BaseLoop) -> dict[str, str]:
+    """Return the labels of `uringloop_info`."""
+    return {
+        "backend": loop.backend,
+        # Do not import it: only the package's programs may import the package itself.
+        "version": sys.modules["uringloop"].__version__,
+        "python": sys.version.split()[0],
+    }
+
+
 def _lines(loop: BaseLoop, prefix: str, labels: Mapping[str, str]) -> Iterator[str]:
     # A program may have overridden the method.
     stats = BaseLoop.stats(loop)
     common = _labels(labels)
+    yield from _head(f"{prefix}_info", INFO, "gauge")
+    yield f"{prefix}_info{_labels({**labels, **info_of(loop)})} 1"
     for name, help_text in COUNTERS.items():
         metric = f"{prefix}_{name}{_unit(name)}_total"
         yield from _head(metric, help_text, "counter")

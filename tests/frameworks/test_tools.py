@@ -427,7 +427,8 @@ def test_opentelemetrys_exporter_to_prometheus_has_prometheus_names() -> None:
         provider.shutdown()
     counters = {f"uringloop_{name}{'_seconds' * (name in TIMES)}_total" for name in COUNTERS}
     gauges = {f"uringloop_{name}{'_seconds' * (name in TIMES)}" for name in GAUGES}
-    assert set(re.findall(r"^(uringloop_\w+)\{", text, re.MULTILINE)) == counters | gauges
+    expected = counters | gauges | {"uringloop_info"}
+    assert set(re.findall(r"^(uringloop_\w+)\{", text, re.MULTILINE)) == expected
     names = ("busy_seconds_total", "turns_total", "received_bytes_total", "operations")
     assert counters | gauges >= {f"uringloop_{name}" for name in names}
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import platform
 import re
 import time
 from typing import NamedTuple
@@ -106,8 +107,8 @@ def test_every_figure_of_stats_is_a_metric(worked: uringloop.Loop) -> None:
             if f"uringloop_{name}{suffix}" in families
         ]
         assert family.samples == {"": value}
-    # `batches` and `batched` are one histogram; there are three more histograms.
-    assert len(families) == len(stats) - 1 + 3
+    # `batches` and `batched` are one histogram; there are three more histograms, and `info`.
+    assert len(families) == len(stats) - 1 + 3 + 1
     assert families["uringloop_received_bytes_total"].samples[""] == 2_000_000
     assert families["uringloop_timers_pending"].samples[""] == 1
 
@@ -124,10 +125,20 @@ def test_names_follow_the_conventions_for_counters_and_units(worked: uringloop.L
         *(f"uringloop_executor_{name}" for name in of_executor),
         "uringloop_lag_seconds",
         "uringloop_lag_max_seconds",
+        "uringloop_info",
     }
     histograms = {name for name, family in families.items() if family.kind == "histogram"}
     assert histograms == {f"uringloop_{name}" for name in HISTOGRAMS}
     assert prometheus.CONTENT_TYPE.startswith("text/plain; version=0.0.4")
+
+
+def test_the_ring_and_the_versions_are_labels_of_a_metric(worked: uringloop.Loop) -> None:
+    (labels, value), *others = metrics(worked)["uringloop_info"].samples.items()
+    assert (value, others) == (1, [])
+    assert labels == (
+        f',backend="{worked.backend}",version="{uringloop.__version__}"'
+        f',python="{platform.python_version()}"'
+    )
 
 
 def test_batches_are_a_cumulative_histogram(worked: uringloop.Loop) -> None:
@@ -236,9 +247,9 @@ def test_labels_of_the_caller_replace_the_default(worked: uringloop.Loop) -> Non
     assert parsed(text, r'worker="a \"b\"\\\nc"') == usual
 
 
-def test_new_loop_has_all_metrics_at_zero(loop: uringloop.Loop) -> None:
-    for family in metrics(loop).values():
-        assert set(family.samples.values()) == {0}
+def test_new_loop_has_all_figures_at_zero(loop: uringloop.Loop) -> None:
+    for name, family in metrics(loop).items():
+        assert set(family.samples.values()) == ({1} if name == "uringloop_info" else {0})
 
 
 def test_closed_loop_has_metrics(worked: uringloop.Loop) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Iterator
@@ -83,7 +84,8 @@ def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(log: Messa
     run(loop, culprit)
     first, last = log.lines
     head, *stack = first.split("\n")
-    assert head.startswith("the loop of MainThread has been blocked for 0.")
+    loop_named = f"the loop of MainThread in process {os.getpid()}"
+    assert head.startswith(f"{loop_named} has been blocked for 0.")
     assert (
         "(test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over.<locals>.culprit)"
         in head
@@ -94,7 +96,7 @@ def test_stall_is_logged_once_while_it_lasts_and_once_when_it_is_over(log: Messa
     assert f'"{__file__}"' in places[0]
     assert places[1].endswith(", in block")
     assert "    block()" in stack
-    assert last.startswith("the loop of MainThread was blocked for 0.")
+    assert last.startswith(f"{loop_named} was blocked for 0.")
     assert loop.stats()["stalls"] == 1
 
 
@@ -134,7 +136,7 @@ def test_message_names_the_thread_of_the_loop(log: MessageLog) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    heads = {line.partition(" has been")[0] for line in log.containing("has been blocked")}
+    heads = {line.partition(" in process")[0] for line in log.containing("has been blocked")}
     assert heads == {"the loop of worker 1", "the loop of worker 2"}
 
 

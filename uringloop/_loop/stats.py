@@ -44,7 +44,7 @@ COUNTERS = {
     "completions": "Completions received from the ring.",
     "overflows": "Times that the kernel held completions back because the queue was full.",
     "starved": "Receives that found no free buffer in the pool.",
-    "rearms": "Receives that were armed again.",
+    "rearms": "Receives, and polls for them, that were armed again.",
     "received_bytes": "Bytes received by transports.",
     "sent_bytes": "Bytes sent by transports.",
     "timers_run": "Timers that have run.",
@@ -54,7 +54,7 @@ COUNTERS = {
 # Figures of the present.
 GAUGES = {
     "operations": "Operations in flight.",
-    "buffers_out": "Receive buffers that hold data not consumed yet.",
+    "buffers_out": "Receive buffers whose data the loop is delivering.",
     "callbacks_ready": "Callbacks queued for the next turn.",
     "timers_pending": "Timers that have not run yet.",
     "lag": "Lateness of the last timer, or time for which the loop has been blocked, if longer.",

@@ -19,7 +19,7 @@ from uringloop._loop.stats import COUNTERS, GAUGES, TIMES, Stats
 from uringloop._turn.stats import histograms_of, keep_histograms
 from uringloop._turn.timing import BOUNDS
 from uringloop.monitor.answers import named_loops
-from uringloop.prometheus import HISTOGRAMS
+from uringloop.prometheus import HISTOGRAMS, INFO, info_of
 
 # The names of units follow UCUM: braces hold what has no unit.
 COUNT = "{count}"
@@ -34,6 +34,7 @@ class Figures(NamedTuple):
 
     name: str
     at: float
+    info: dict[str, str]
     stats: Stats
     histograms: dict[str, tuple[list[int], float]]
 
@@ -85,7 +86,9 @@ class Observer:
         for name, loop in named_loops():
             keep_histograms(loop)
             # A program may have overridden the method.
-            self.now[loop] = Figures(name, at, BaseLoop.stats(loop), histograms_of(loop))
+            self.now[loop] = Figures(
+                name, at, info_of(loop), BaseLoop.stats(loop), histograms_of(loop)
+            )
 
 
 # ── values ───────────────────────────────────────────────────────────────────────────────────
@@ -96,6 +99,10 @@ def figure(name: str) -> Values:
         yield now.stats[name], {}  # type: ignore[literal-required]
 
     return values
+
+
+def info(now: Figures, _: Figures) -> Iterator[tuple[float, dict[str, str]]]:
+    yield 1, now.info
 
 
 def utilization(now: Figures, before: Figures) -> Iterator[tuple[float, dict[str, str]]]:
@@ -140,9 +147,9 @@ SERVED_LOCK = threading.Lock()
 def opentelemetry(meter_provider: Any = None) -> None:
     """Register instruments for the figures of all loops of this process, present and future.
 
-    *meter_provider* is a `MeterProvider`, by default the global one; a second call for one does
-    nothing. docs/reference/metrics.md has the names. Raises ImportError without the package
-    opentelemetry-api, which the extra `otel` installs.
+    *meter_provider* is a `MeterProvider`, by default the global one. A second call for the same
+    provider does nothing. The page "Statistics and metrics" of the manual has the names. Raises
+    ImportError if the package opentelemetry-api, which the extra `otel` installs, is missing.
     """
     from opentelemetry import metrics
 
@@ -170,6 +177,7 @@ def _register(meter: Any, observer: Observer) -> None:
     for name, about in GAUGES.items():
         callbacks = [observer.callback(figure(name))]
         meter.create_observable_gauge(f"uringloop.{name}", callbacks, UNITS.get(name, COUNT), about)
+    meter.create_observable_gauge("uringloop.info", [observer.callback(info)], "", INFO)
     meter.create_observable_gauge(
         "uringloop.eventloop.utilization",
         [observer.callback(utilization)],

@@ -1,7 +1,7 @@
-"""Formats answers of programs for `uringloop.top`: a table, in plain text or by rich, and notes.
+"""Formats answers of programs for `uringloop.top`: notes and a table, in plain text or with rich.
 
 The table of a single program has a column for each loop and a line for each figure, because there
-are more figures than loops, and more than fit beside each other.
+are more figures than loops, and more than fit side by side.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def cells_of(loop: LoopSample) -> list[tuple[str, str, bool]]:
         ("executor queue", f"{stats['executor_queue']:,}", False),
         ("executor wait", duration(stats["executor_wait"]), False),
         trouble("starved/s", "starved"),
-        trouble("rearms/s", "rearms"),
+        ("rearms/s", rated(number, "rearms"), False),
         trouble("overflows/s", "overflows"),
     ]
 

@@ -55,7 +55,7 @@ class WatchedLoop:
         self.logs = logs
         # The start of the turn whose stall was told, until its end is told as well.
         self.told_turn: float | None = None
-        self.name = "no thread"
+        self.name = "the loop of no thread"
         # Whether a check has raised an exception: then it is the last one.
         self.failed = False
         # How many stalls had ended at the last check.
@@ -110,14 +110,15 @@ class WatchedLoop:
         stack: traceback.StackSummary,
     ) -> None:
         names = {one.ident: one.name for one in threading.enumerate()}
-        self.name = names.get(thread, f"thread {thread}")
+        # Workers of a service often share a log.
+        self.name = f"the loop of {names.get(thread, f'thread {thread}')} in process {os.getpid()}"
         task = task_of(loop)
         where = f", in {task['name']} ({task['coroutine']})" if task is not None else ""
         if self._was_held_up(late_s):
             where += f"; {_reason(late_s)}, and this stack was taken after that"
         lines = "".join(stack.format()) or "  no Python code: the callback is compiled\n"
         logger.warning(
-            "the loop of %s has been blocked for %.2f s%s:\n%s",
+            "%s has been blocked for %.2f s%s:\n%s",
             self.name,
             lasts,
             where,
@@ -126,9 +127,9 @@ class WatchedLoop:
 
     def _log_end(self, took_s: float | None) -> None:
         if took_s is None:
-            logger.warning("the loop of %s is no longer blocked", self.name)
+            logger.warning("%s is no longer blocked", self.name)
         else:
-            logger.warning("the loop of %s was blocked for %.2f s in all", self.name, took_s)
+            logger.warning("%s was blocked for %.2f s in all", self.name, took_s)
 
     def _tell_missed(self, loop: BaseLoop, took_s: float, late_s: float) -> None:
         """Tell of a stall that ended before this thread could take its stack."""
@@ -138,7 +139,9 @@ class WatchedLoop:
         reason = "it ended before its stack could be taken"
         if self._was_held_up(late_s):
             reason = f"{_reason(late_s)}, so its stack was not taken"
-        logger.warning("a loop was blocked for %.2f s: %s", took_s, reason)
+        logger.warning(
+            "a loop of process %d was blocked for %.2f s: %s", os.getpid(), took_s, reason
+        )
 
     def _was_held_up(self, late_s: float) -> bool:
         return late_s > self.limit_s / 2
