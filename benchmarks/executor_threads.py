@@ -1,4 +1,4 @@
-"""Calls in threads: the default executor beside a ThreadPoolExecutor, by number of threads.
+"""Calls in threads: the default executor against a ThreadPoolExecutor, by number of threads.
 
     python benchmarks/executor_threads.py [--rounds 5] [--calls 5000]
 

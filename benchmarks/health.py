@@ -1,16 +1,17 @@
-"""What health over HTTP promises and costs: `python benchmarks/health.py [PART ...]`.
+"""How soon health over HTTP answers, and what it costs: `python benchmarks/health.py [PART ...]`.
 
-answers: how long /live, /ready and /metrics take while the loop computes in Python, and a check
-    that the loop serves itself, for contrast.
-gil: the same while C code keeps the GIL for two seconds, in the process that is asked, and in
-    another one that shares the address.
-cost: CPU time of an echo with health on and scraped each second, divided by that without. Loops of
-    one process take turns: of two processes that do the same, one is up to 6 % slower.
-hostile: 10,000 connections, slow requests and 1 GB of heads; what they do to the lateness of a
-    timer and to the memory of the process. The same connections to a socket that nobody serves
-    show what the kernel does.
+answers: how long /live, /ready and /metrics take while the loop computes in Python, and for
+    contrast a check that the loop itself serves.
+gil: how long the same requests take while C code keeps the GIL for two seconds, in the process that
+    is asked, and in another process that shares the address.
+cost: CPU time of an echo while health is on and scraped each second, divided by the CPU time
+    without health. Loops of one process take turns, because of two processes that do the same, one
+    is up to 6 % slower.
+hostile: the effect of 10,000 connections, of slow requests and of 1 GB of heads on the lateness of
+    a timer and on the memory of the process. The same connections to a socket that no program
+    serves show the effect of the kernel alone.
 
-The server has a processor of its own; it must be idle otherwise.
+The server has a processor of its own, which must be idle otherwise.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def memory_kb() -> int:
 
 
 class Lateness:
-    """How late a timer of each millisecond is."""
+    """How late a timer that is due each millisecond is."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -98,7 +99,7 @@ class Lateness:
 
 
 def read_lines(lines: asyncio.Queue[str]) -> None:
-    """Read without Python's buffer, which would keep lines that select() does not tell of."""
+    """Read without Python's buffer, which could hold lines that select() does not report."""
     for line in os.read(0, 65536).decode().splitlines() or [""]:
         lines.put_nowait(line)
 
@@ -287,7 +288,7 @@ async def ping(port: int) -> None:
 def phase(one: Server, address: str) -> float:
     """Let clients echo for a while, and return the CPU time of an echo in microseconds.
 
-    With health it is scraped once, in the middle.
+    Health, if it is on, is scraped once, in the middle.
     """
     import uringloop
 
@@ -311,16 +312,17 @@ def cost(_: argparse.Namespace) -> None:
         pairs = [(phase(one, "127.0.0.1:0"), phase(one, "")) for _ in range(PAIRS)]
         same = [phase(one, "") / phase(one, "") for _ in range(PAIRS)]
     ratios = [with_health / without for with_health, without in pairs]
-    print(f"CPU of an echo without: median {statistics.median(it[1] for it in pairs):.2f} us")
-    show_ratios("with health and a scrape each second:", ratios)
-    show_ratios("without again, for the noise:", same)
+    median = statistics.median(it[1] for it in pairs)
+    print(f"CPU time of an echo without health: median {median:.2f} us")
+    show_ratios("with health and a scrape each second, relative to without:", ratios)
+    show_ratios("without twice, for the noise:", same)
 
 
 def show_ratios(name: str, ratios: list[float]) -> None:
     low, middle, high = statistics.quantiles(ratios, n=4)
     error = statistics.stdev(ratios) / len(ratios) ** 0.5
     print(
-        f"{name} {middle:.4f} of it, quartiles {low:.3f} to {high:.3f}, "
+        f"{name} {middle:.4f}, quartiles {low:.3f} to {high:.3f}, "
         f"mean {statistics.mean(ratios):.4f} +- {error:.4f}"
     )
 
@@ -345,7 +347,7 @@ def hostile(_: argparse.Namespace) -> None:
             took = attack(one.health)
             after, late = int(one.ask("memory")), one.ask("late")
             probe = told(get(one.health, "/live"))
-            print(f"{name}: {took}; lateness {late}; {after - before} KB more; then {probe}")
+            print(f"{name}: {took}; lateness {late}; {after - before} KiB more; then {probe}")
         time.sleep(1)
         one.ask("late")
         time.sleep(5)
@@ -353,7 +355,7 @@ def hostile(_: argparse.Namespace) -> None:
 
 
 def connect_to_nobody(_: int) -> str:
-    """Connect to a socket that accepts nothing: what the kernel alone does to the loop."""
+    """Connect to a socket that accepts nothing: the effect of the kernel alone on the loop."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as sock:
         return connect(sock.getsockname()[1], probe=False)
 
@@ -404,7 +406,7 @@ PARTS = {"answers": answers, "gil": gil, "cost": cost, "hostile": hostile}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (all)")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:

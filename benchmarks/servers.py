@@ -1,14 +1,14 @@
 """Web servers with several workers: `python benchmarks/servers.py [--servers A,B] [--loops A,B]`.
 
-Starts each server by its usual command with four workers on each loop, and sends requests in three
-ways: at rest, one connection after the other; by wrk over 40 kept connections; and by wrk with a
-connection for each request. The table shows requests per second and the smallest share of a worker,
-relative to an equal distribution (1.00). The loops take turns in each round; a figure is the median
-of the rounds.
+The program starts each server with its usual command with four workers on each loop, and sends
+requests in three ways: at rest, one connection after the other; with wrk over 40 kept connections;
+and with wrk over a new connection for each request. The table shows requests per second and the
+smallest share of a worker, relative to an equal distribution (1.00). The loops take turns in each
+round; a figure is the median of the rounds.
 
-With `--reload N` it counts the requests that are aborted while two workers are replaced N times by
-SIGHUP (8 by default), under a load of clients that open a connection for each request, and of
-clients that keep theirs.
+With `--reload N` the program counts the requests that are aborted while SIGHUP replaces two workers
+N times (8 by default). The load consists of clients that open a connection for each request, and of
+clients that keep their connections.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def program(name: str) -> str:
 
 
 def command(server: str, loop: str, port: int) -> list[str]:
-    """Return the command by which a user starts *server* with four workers on *loop*."""
+    """Return the command with which a user starts *server* with four workers on *loop*."""
     ours = loop.startswith("uringloop")
     takeover = [sys.executable, "-m", "uringloop.as_uvloop"] if ours else []
     bind = f"{HOST}:{port}"
@@ -283,7 +283,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def share(answers: list[int]) -> float:
-    """Return the smallest share of a worker: 1 is equal, 0 if a worker has answered no request."""
+    """Return the smallest share of a worker: 1 is equal; 0 means that it answered no request."""
     if len(answers) < WORKERS:
         return 0.0
     return min(answers) * WORKERS / sum(answers)
@@ -357,7 +357,7 @@ def prepared() -> Iterator[Path]:
 
 
 class Clients:
-    """Threads that send requests, and count answered and aborted ones."""
+    """Threads that send requests, and count answered and aborted requests."""
 
     def __init__(self, port: int, way: str) -> None:
         self.address = (HOST, port)
@@ -460,10 +460,10 @@ def table_of_reloads(found: dict[str, dict[str, Rounds]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--servers", help=f"({','.join(SERVERS)}; reloads: {','.join(RELOADING)})")
-    parser.add_argument("--loops", default="uvloop,uringloop", help=f"of {', '.join(LOOPS)}")
+    parser.add_argument("--loops", default="uvloop,uringloop", help=f"any of {', '.join(LOOPS)}")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each load (%(default)s)")
-    parser.add_argument("--reload", type=int, nargs="?", const=8, help="replace workers instead")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per load (%(default)s)")
+    parser.add_argument("--reload", type=int, nargs="?", const=8, help="count aborted requests")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE")
     options = parser.parse_args()
     loops = options.loops.split(",")

@@ -1,14 +1,14 @@
 """A long mixed load that checks every byte: `python benchmarks/soak.py --minutes 30`.
 
-The load is connections over TCP, UNIX sockets and TLS that echo, end and are opened again,
-datagrams, files, processes, timers, calls from threads, and tasks that are cancelled at any time.
-Each second it samples the size of the process, its descriptors and threads, Python's blocks of
-memory, the memory allocated by malloc, and the loop's operations and buffers. At the end it fits a
-line to each measure, without the first third, in which the allocators grow to their size. A
-significant slope is a leak.
+The load consists of connections over TCP, UNIX sockets and TLS that echo, end and are opened again,
+and of datagrams, files, processes, timers, calls from threads, and tasks that are cancelled at any
+time. Each second the program samples the size of the process, its descriptors and threads, Python's
+blocks of memory, the memory allocated by malloc, and the loop's operations and buffers. At the end
+it fits a line to each measure, without the first third, in which the allocators grow to their size.
+A significant slope is a leak.
 
-The exit status is 0, or 1 if a byte was wrong, a measure grows, the loop reported an error, or
-something is left at the end.
+The exit status is 1 if a byte was wrong, a measure grows, the loop reported an error, or something
+is left at the end, and otherwise 0.
 """
 
 from __future__ import annotations
@@ -57,6 +57,16 @@ MEASURES = {
     "threads": math.inf,
     "operations": 1.0,
     "buffers_out": 1.0,
+}
+# What the table calls the measures.
+NAMES = {
+    "rss_kb": "size of the process, KiB",
+    "malloc_kb": "allocated by malloc, KiB",
+    "blocks": "blocks allocated by Python",
+    "fds": "descriptors",
+    "threads": "threads",
+    "operations": "operations in flight",
+    "buffers_out": "buffers in use",
 }
 WARM_UP = 1 / 3
 SIZES = (1, 100, 1000, 10_000, 70_000, 300_000)
@@ -313,9 +323,9 @@ def slope(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30, help="(%(default)s)")
-    parser.add_argument("--backend", default="auto", help="io_uring, soft (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="(%(default)s)")
+    parser.add_argument("--minutes", type=float, default=30, help="length of the run (%(default)s)")
+    parser.add_argument("--backend", default="auto", help="auto, io_uring or soft (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the load (%(default)s)")
     parser.add_argument("--json", type=Path, help="write the samples to this file")
     parser.add_argument("--plot", type=Path, help="draw the samples into this file")
     options = parser.parse_args()
@@ -343,11 +353,12 @@ def main() -> int:
     samples = {name: values[first:] for name, values in soak.samples.items()}
     grows = []
     print(f"\n{backend}, {options.minutes:g} minutes, {len(samples['second'])} samples\n")
-    print(*md.head(["", "median", "growth per hour", "± (95 %)"], [""]), sep="\n")
+    headings = ["Quantity", "Median", "Growth per hour", "± (95 %)"]
+    print(*md.head(headings, headings[:1]), sep="\n")
     for name, least in MEASURES.items():
         rate, off = slope(list(zip(samples["second"], samples[name], strict=True)))
         middle = statistics.median(samples[name])
-        print(md.line([name, f"{middle:,.0f}", f"{rate:+,.1f}", f"{off:,.1f}"]))
+        print(md.line([NAMES[name], f"{middle:,.0f}", f"{rate:+,.1f}", f"{off:,.1f}"]))
         if rate - off > least:
             grows.append(name)
     print(

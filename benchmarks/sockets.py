@@ -1,14 +1,14 @@
-"""What messages, segments and limits of servers cost: `python benchmarks/sockets.py [PART ...]`.
+"""The cost of messages, segments and limits of servers: `python benchmarks/sockets.py [PART ...]`.
 
-messages: processor time of an echo of 64 bytes by datagram endpoints and by sock_recvmsg(), with
-    the ECN bits of each datagram and without, 16 datagrams at a time.
+messages: processor time of an echo of 64 bytes with datagram endpoints and with sock_recvmsg(),
+    with and without the ECN bits of each datagram, 16 datagrams at a time.
 segments: the sender's processor time for each of forty datagrams of 1,400 bytes by sendto(), by
     send_segments(), and with UDP_SEGMENT set on the socket.
 limit: requests per second and the largest number of connections under wrk with 1,000 clients, of
     a server with max_connections=100 and of one with asyncio.Semaphore(100) in the handler, for
     a handler that sleeps and one that does not.
 
-What is compared takes turns. The server has one processor of its own, the clients another.
+The alternatives take turns. The server has one processor of its own, and the clients have another.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def time_of(send: Callable[[], object], receiver: socket.socket, size: int) -> f
 
 
 class Web(asyncio.Protocol):
-    """Answers one request of each connection."""
+    """Answers one request on each connection."""
 
     present = most = 0
 
@@ -223,7 +223,7 @@ class Web(asyncio.Protocol):
 
 
 async def serve_web(by: str, sleep: float) -> None:
-    """Serve with a limit of the server, or with a semaphore, until a line comes."""
+    """Serve with a server limit, or with a semaphore, until a line comes."""
     loop = asyncio.get_running_loop()
     limit: Any = contextlib.nullcontext() if by == "max_connections" else asyncio.Semaphore(LIMIT)
     options: Any = {"max_connections": LIMIT} if by == "max_connections" else {}
@@ -301,7 +301,7 @@ PARTS: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of {', '.join(PARTS)} (all)")
     parser.add_argument("--serve", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -1,14 +1,14 @@
-"""What free-threaded CPython itself costs: two threads against two processes, without any loop.
+"""The cost of free-threaded CPython itself: two threads against two processes, without any loop.
 
     python3.14t benchmarks/threads_cpython.py [--rounds 5] [--seconds 0.1] [--only Future,sleep]
 
-Each line is a statement of an event loop or of the programs on it, by the standard library only.
+Each line is a statement as event loops or their programs run it, from the standard library only.
 Two threads of one process repeat it at the same time, each with objects of its own except for those
-that the column `shared` names, and so do two processes. Each thread has a core of its own, the same
-two in both cases. `share` is the rate of two threads divided by that of two processes: at 1.0 the
-threads do not notice each other. No loop can be better than the statements that it needs.
+that the column `shared` names; two processes do the same. Each thread has a core of its own, the
+same two in both cases. `share` is the rate of two threads divided by that of two processes: at 1.0
+the threads do not slow each other down. No loop can be better than the statements that it needs.
 
-Runs on any free-threaded Python, also where uringloop is not installed. The program starts itself
+The program runs on any free-threaded Python, even if uringloop is not installed. It starts itself
 as its own workers, which read names of statements from standard input.
 """
 
@@ -226,7 +226,7 @@ NAMED = {case.title: case for case in CASES}
 
 
 def work(prepare: Callable[[], Run], seconds: float, meet: Callable[[], object], cpu: int) -> float:
-    """Return the nanoseconds of a statement, of those during which all workers work."""
+    """Return the nanoseconds of a statement, counted while all workers work."""
     os.sched_setaffinity(0, {cpu})
     run = prepare()
     until = time.perf_counter() + seconds * WARM_UP
@@ -249,7 +249,7 @@ def work(prepare: Callable[[], Run], seconds: float, meet: Callable[[], object],
 
 
 def together(cpus: list[int], worker: Callable[[int], float]) -> list[float]:
-    """Return what a worker on each core returns; one alone runs in this thread."""
+    """Return the results of a worker on each core; a single worker runs in this thread."""
     if len(cpus) == 1:
         return [worker(cpus[0])]
     times: dict[int, float] = {}
@@ -346,7 +346,7 @@ def rounds_of(names: list[str], arrangements: dict[str, list[Worker]], count: in
 
 
 def show(options: argparse.Namespace, rounds: Rounds) -> None:
-    """Print the table; a time is the mean of the workers."""
+    """Print the table; each time is the mean over the workers."""
     print(f"{sys.version}\n{options.rounds} rounds of {options.seconds} s, medians\n")
     print("| statement | shared | one, ns | two threads, ns | two processes, ns | share |")
     print("| :-- | :-- | --: | --: | --: | --: |")
@@ -365,8 +365,8 @@ def show(options: argparse.Namespace, rounds: Rounds) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each measurement")
-    parser.add_argument("--only", default="", metavar="WORD,...", help="parts of statements")
+    parser.add_argument("--seconds", type=float, default=0.1, help="length of each measurement")
+    parser.add_argument("--only", default="", metavar="WORD,...", help="statements with a WORD")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

@@ -1,4 +1,4 @@
-"""The allocator of a measured process, in the state that it has in a process that runs for long."""
+"""The allocator of a measured process, in the state that it has in a long-running process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _LARGE_BLOCK = 4 * 2**20
 
 
 def warm() -> None:
-    """Free one large block, as every program does that runs for a while.
+    """Free one large block, as every program that runs for a while does.
 
     glibc calls mmap() for each block of 128 KiB or more until the first such block is freed: from
     then on blocks of its size, up to 32 MiB, come from the heap (mallopt(3), M_MMAP_THRESHOLD). A

@@ -4,7 +4,7 @@ The measured process (a server, a client or a program) and its load share one co
 SCHED_BATCH. The rows compare the CPU time of the measured process for each operation. Each
 measurement starts new processes, and the loops take turns, so that a machine that slows down
 affects every loop. If a loop or a program is not installed, or a measurement fails, the cell shows
-the status and a note below the table the reason.
+the status, and a note below the table gives the reason.
 
 The exit status is that of `python -m uringloop.bench`: 0 after a clean run, 1 if a cell failed, 2
 for invalid options, 130 after Ctrl-C and 143 after SIGTERM.
@@ -32,7 +32,7 @@ from .report import Table
 from .rows import Row, named
 from .threads import ThreadRow
 
-# uringloop comes last, beside the servers in C.
+# uringloop comes last, next to the servers in C.
 ALL_LOOPS = (*(name for name in loops.KNOWN if name != SUBJECT), SUBJECT)
 DEFAULT_ROUNDS = 5
 DEFAULT_DURATION = 1.0
@@ -73,7 +73,7 @@ def measure_row(row: Row, bench: Bench, rounds: int, step: terminal.Step) -> Non
 
 
 def measure_threads(row: ThreadRow, bench: Bench, rounds: int, step: terminal.Step) -> None:
-    """Measure a row of threads: every arrangement of all its cells in every round."""
+    """Measure a thread row: every arrangement of all its cells in every round."""
     assert row.method is not None
     with giving_up(row, step), row.method(bench) as measure:
         row.measure(rounds, refusing(measure), lambda cell: step(threads.described(row, cell)))
@@ -111,17 +111,15 @@ def parser() -> argparse.ArgumentParser:
         type=names,
         default=DEFAULT_LOOPS,
         metavar="NAME,...",
-        help=f"loops to compare; all: those that are installed ({','.join(DEFAULT_LOOPS)})",
+        help=f"loops to compare, or all that are installed: all ({','.join(DEFAULT_LOOPS)})",
     )
-    add("--rounds", type=int, metavar="N", help=f"per cell ({DEFAULT_ROUNDS})")
-    add("--duration", type=float, metavar="S", help=f"of a round under load ({DEFAULT_DURATION:g})")
-    add("--quick", action="store_true", help="one short round of each cell, not to be quoted")
+    add("--rounds", type=int, metavar="N", help=f"rounds of each cell ({DEFAULT_ROUNDS})")
+    add("--duration", type=float, metavar="S", help=f"seconds of a round ({DEFAULT_DURATION:g})")
+    add("--quick", action="store_true", help="one short round of each cell; not to be quoted")
     add("--no-reference", action="store_true", help="leave out the echo servers in C")
     add("--json", type=Path, metavar="FILE", help="write the report as JSON")
     add("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
-    add(
-        "--plot", type=Path, metavar="FILE", help="draw heat-map and curve: .png, .svg (matplotlib)"
-    )
+    add("--plot", type=Path, metavar="FILE", help="draw the report as .png or .svg (matplotlib)")
     add("--merge", type=Path, nargs="+", metavar="JSON", help="merge several reports into one")
     add("--list", action="store_true", help="print the rows with their goals")
     return made

@@ -85,7 +85,7 @@ def accepts(port: int) -> bool:
 
 @contextlib.contextmanager
 def tls(placement: Placement, directory: Path) -> Iterator[Address | None]:
-    """Run the echo server over TLS with a key of RSA, on asyncio's own loop for all clients."""
+    """Run the echo server over TLS with an RSA key, on asyncio's own loop for all clients."""
     port = free_port()
     command = [*SERVER, "--loop", "asyncio", "--mode", "tls-rsa", "--port", str(port)]
     with running(command, placement, lambda: accepts(port), cwd=directory):
@@ -120,7 +120,7 @@ def redis(placement: Placement, directory: Path) -> Iterator[Address | None]:
 
 
 def postgresql_program(name: str) -> str:
-    """Return the path of a program of PostgreSQL; Debian does not put them on PATH."""
+    """Return the path of a PostgreSQL program; Debian does not put these on PATH."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     places = os.pathsep.join([*map(str, debian), os.environ.get("PATH", os.defpath)])
     found = shutil.which(name, path=places)

@@ -123,7 +123,7 @@ def _echo(task: Task, sockets: list[socket.socket]) -> Reading:
 
 
 def datagrams(task: Task) -> Reading:
-    """Echo datagrams, one of each client at a time. A lost datagram would stall the load."""
+    """Echo datagrams, one for each client at a time. A lost datagram would stall the load."""
     sockets = []
     for _ in range(task.clients):
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -171,7 +171,7 @@ def _connected(address: tuple[str, int], number: int) -> socket.socket:
 
 
 def connect(task: Task) -> Reading:
-    """Connect, echo once and close, with all clients at a time."""
+    """Connect, echo once and close, with all clients at the same time."""
     messages = [_message(task.size, number) for number in range(task.clients)]
     batches = 0
 
@@ -217,7 +217,7 @@ def full_handshakes(task: Task) -> Reading:
 
 
 def resumed_handshakes(task: Task) -> Reading:
-    """Connect over TLS with the session of the connection before."""
+    """Connect over TLS with the session of the previous connection."""
     return _handshakes(task, resuming=True)
 
 

@@ -87,7 +87,7 @@ class Bench:
         return Runner(settings, self.placement, self.directory, self.command_of)
 
     def command_of(self, name: str, mode: str) -> list[str]:
-        """Return the command of a server: of one in C, by its column, or of a loop."""
+        """Return the command of the server of a column: one in C, or one on a loop."""
         if name in self.programs:
             return [str(self.programs[name])]
         return [*databases.SERVER, "--loop", name, "--mode", mode]

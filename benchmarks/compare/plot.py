@@ -1,8 +1,8 @@
-"""Draws the report: a heat map of the ratios, beside it the cost against connections, below bars.
+"""Draws the report: a heat map of the ratios, next to it cost against connections, below it bars.
 
-The bars are the rows of threads, a panel for each. A part without measured rows is left out.
+The bars show the thread rows, each in a panel of its own. A part without measured rows is left out.
 
-Imported only for --plot, because it needs matplotlib.
+This module is imported only for --plot, because it needs matplotlib.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Part:
 
 
 def costs(table: Table) -> Part | None:
-    """Return the part of the rows that have a cost."""
+    """Return the part for the rows that have a cost."""
     mapped = [row for row in table.rows if not row.name.startswith(CURVE)]
     panels: list[tuple[float, Callable[[Any], None]]] = [
         (CURVE_WIDTH, partial(draw_curve, table, rows, curve))
@@ -206,7 +206,7 @@ def few_decades(axes: Any) -> bool:
 
 
 def threads(table: Table, rows: list[ThreadRow]) -> Part | None:
-    """Return the part of the rows of threads."""
+    """Return the part of the thread rows."""
     across = min(PANELS, len(rows))
     down = math.ceil(len(rows) / PANELS)
 

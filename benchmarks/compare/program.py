@@ -59,7 +59,7 @@ class Stopwatch:
         self._wall_ns = time.perf_counter_ns()
 
     def read(self, operations: int) -> Reading:
-        """Return the times since the start, as those of so many *operations*."""
+        """Return the times since the start, as the cost of this number of *operations*."""
         wall_ns = time.perf_counter_ns() - self._wall_ns
         return Reading(operations, counters.cpu_ns(os.getpid()) - self._cpu_ns, wall_ns)
 

@@ -1,7 +1,7 @@
 """The report: a table of rows and columns, written as JSON and as Markdown, and merged with others.
 
-A ratio is the baseline's median divided by the column's, of the same run and interpreter: higher is
-better, 1.4 means that the baseline costs 1.4 times as much. A merged table keeps the ratios of its
+A ratio is the baseline's median divided by the column's, of the same run and interpreter. Higher is
+better: 1.4 means that the baseline costs 1.4 times as much. A merged table keeps the ratios of its
 runs.
 """
 
@@ -233,7 +233,7 @@ def notes(table: Table) -> Iterator[str]:
 
 
 def refusals(rows: Sequence[Row | ThreadRow]) -> Iterator[str]:
-    """Yield why cells have no figure: a line for each loop and reason."""
+    """Yield the reasons why cells have no figure: a line for each loop and reason."""
     rows_by_status: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         for column, cell in row.cells.items():
@@ -321,13 +321,13 @@ def rates_of(row: ThreadRow, column: str) -> list[str]:
 
 
 def thread_notes(table: Table) -> Iterator[str]:
-    """Yield the notes about the rows of threads."""
+    """Yield the notes about the thread rows."""
     yield SPREAD_NOTE
     yield (
-        "Two loops in two threads of one process, against two processes and against one loop; each"
-        " loop has a core of its own, and both ends of its connections."
+        "Two loops in two threads of one process are compared with two processes and with one loop;"
+        " each loop has a core of its own, and both ends of its connections."
     )
-    yield "A ratio is of two rates of the same round, one measured right after the other."
+    yield "A ratio is that of two rates of the same round, measured one right after the other."
     for row in table.threads:
         for column in row.cells:
             if (imbalance := row.imbalance(column)) > IMBALANCE:
@@ -336,7 +336,7 @@ def thread_notes(table: Table) -> Iterator[str]:
 
 
 def threads_section(table: Table) -> list[str]:
-    """Return the tables and the notes of the rows of threads, or why they were not measured."""
+    """Return the tables and the notes of the thread rows, or why they were not measured."""
     rows, columns = table.threads, table.columns
     lines = ["### Two threads, as a share of the rate of two processes", ""]
     (status, note), *others = {(one.status, one.note) for row in rows for one in row.cells.values()}

@@ -3,7 +3,7 @@
 A goal is a ratio: the cost on uvloop divided by the cost on this loop. With a goal of 1.4, a
 request that costs uvloop 14 us may cost 10 us. A row with the goal None is not judged.
 
-A column is a loop, in a merged report a loop and its Python: `uringloop (3.13)`.
+A column is a loop or, in a merged report, a loop and its Python: `uringloop (3.13)`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .threads import ThreadRow
 # Connections of an idle-rss row, for which there is a goal.
 IDLE = 10_000
 
-# The most connections, of rows of both groups that the picture shows as curves.
+# The most connections in the rows that the picture shows as curves.
 CONNECTIONS_MAX = 50_000
 
-# The transports of aiofastnet, which stand on add_reader and add_writer, over three loops.
+# The transports of aiofastnet, which use add_reader and add_writer, on three loops.
 AIOFASTNET = ("aiofastnet+asyncio", "aiofastnet+uvloop", "aiofastnet+uringloop")
 
 # aiofiles takes two switches of threads for each call.
 FILES_GOAL = 15.0
 
 TAIL = (
-    "the open loop at 80 % of uvloop's rate in the closed one, of server and load generator on a"
-    " core each if there are two; latencies count from the scheduled time"
+    "an open loop at 80 % of the rate that uvloop reaches in a closed loop; server and load"
+    " generator have a core each if there are two; latencies count from the scheduled time"
 )
 
 
@@ -53,7 +53,7 @@ def python_of(column: str) -> str:
 
 @dataclass
 class Row(rows.Row[float]):
-    """One line of the table; of the figures that its method takes, it shows *figure*."""
+    """One line of the table, which shows *figure* of the figures that its method takes."""
 
     goal: float | None
     # None in a row that was read from a report.
@@ -103,7 +103,7 @@ def echo(group: str, mode: str, goal: float | None, *cells: str, unix: bool = Fa
     return rows
 
 
-# The transports of aiofastnet for TLS, beside those of the loops.
+# The transports of aiofastnet for TLS, in addition to those of the loops.
 TLS_LAYERS = AIOFASTNET[:2]
 
 
@@ -116,7 +116,7 @@ def tls(cell: str, goal: float) -> Row:
 def of_tls(
     name: str, goal: float, method: Method, unit: str, figure: str = "cpu", remark: str = ""
 ) -> Row:
-    """Return another row of TLS."""
+    """Return another TLS row."""
     return Row(f"tls-{name}", goal, method, figure, unit, layers=TLS_LAYERS, remark=remark)
 
 
@@ -124,13 +124,13 @@ RESUMED = "clients of other loops and transports resume no sessions"
 
 
 def idle(clients: int, goal: float | None) -> Row:
-    """Return the row of a server's memory for a connection, one of so many that do nothing."""
+    """Return the row of a server's memory for each of *clients* connections that do nothing."""
     method = Load("protocol", "idle", 128, clients)
     return Row(f"idle-rss/128x{clients}", goal, method, "memory", "connection", references=True)
 
 
 def aiofastnet(group: str, cell: str, goal: float, method: Method) -> Row:
-    """Return a row of aiofastnet's transports, beside those of the loops themselves."""
+    """Return a row that compares aiofastnet's transports with those of the loops themselves."""
     subject = f"aiofastnet+{SUBJECT}"
     remark = f"the goal is that of {subject}"
     name = f"aiofastnet-{group}/{cell}"
@@ -138,8 +138,9 @@ def aiofastnet(group: str, cell: str, goal: float, method: Method) -> Row:
 
 
 def of_files(name: str, unit: str) -> Row:
-    """Return the row of a program that uses files: those of aiofiles on all loops but this one."""
-    remark = "files of aiofiles, on uringloop its own; CPU time includes the threads of aiofiles"
+    """Return the row of a program that uses files, which are aiofiles' on other loops."""
+    remark = "files are uringloop's own on uringloop, and those of aiofiles on other loops; the CPU"
+    remark += " time includes the threads of aiofiles"
     return Row(name, FILES_GOAL, Program(name), unit=unit, remark=remark)
 
 
@@ -231,8 +232,8 @@ ROWS: list[Row] = [
     scheduling("localhost", 1.2, "answer"),
     scheduling("create-task", 1.3, "task"),
     scheduling("gather", 1.3, "task"),
-    scheduling("timeout", 1.3, "time-out"),
-    scheduling("wait-for", 1.3, "time-out"),
+    scheduling("timeout", 1.3, "timeout"),
+    scheduling("wait-for", 1.3, "timeout"),
     scheduling("lock", 1.3, "hold"),
     scheduling("event", 1.3, "answer"),
     scheduling("semaphore", 1.3, "hold"),

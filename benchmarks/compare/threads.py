@@ -1,10 +1,10 @@
-"""Rows of threads: two loops in two threads of a process, two in two processes, and one alone.
+"""Thread rows: two loops in two threads of a process, two in two processes, and one alone.
 
 All do the same work, which has both ends in its loop. Each loop has a core of its own, the same two
-cores in every arrangement. What two threads lose against two processes is what they wait for each
-other, for locks and for cache lines: in the loop, in CPython and in the kernel. The three
-arrangements are measured one after the other in every round of a loop, so a round's ratio is not
-affected by a machine that slows down between rounds.
+cores in every arrangement. Two threads are slower than two processes by the time that they wait for
+each other, for locks and for cache lines: in the loop, in CPython and in the kernel. The three
+arrangements are measured one after the other in every round of a loop, so a machine that slows down
+between rounds does not affect a round's ratio.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The task of the rows of threads: one loop for each of its cores, all with the same work.
+"""The task of the thread rows: one loop for each of its cores, all with the same work.
 
 Each loop has a thread of its own. The process (`task`) prints a line when every loop is up and
-warm, waits for SIGUSR1, works for the task's time, and prints a Reading. Processes that shall work
+warm, waits for SIGUSR1, works for the task's time, and prints a Reading. Processes that are to work
 at the same time get the signal at the same time.
 
-Every worker counts whole batches of operations and leaves out the first and the last one. So all
-that is counted happens while every other worker works, too, although none of them starts or ends at
-exactly the same moment.
+Every worker counts whole batches of operations, and leaves out the first and the last one. All that
+is counted therefore happens while every other worker is also working, although they do not start or
+end at exactly the same moment.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Runs each fault of peers.py, readiness.py, tls.py, life.py, threads.py, limits.py and ends.py on
 each loop, in a process of its own. A cell of the table shows the outcome: bytes lost, memory,
-descriptors, time to recovery. A violation is bold. The first line of a fault's docstring is the
-title of its row.
+descriptors, time to recovery. A violation is bold. The first paragraph of a fault's docstring is
+the title of its row.
 
 The exit status is 1 if a cell of uringloop or uringloop-soft has a violation, otherwise 0.
 """
@@ -35,11 +35,19 @@ FAULTS: tuple[Fault, ...] = (
     *ends.FAULTS,
 )
 LOOPS = ("asyncio", "uvloop", "uringloop", "uringloop-soft")
+# The names of columns, where they differ from the loops' names.
+HEADINGS = {"uringloop-soft": "uringloop, software ring"}
 # A fault that takes longer hangs.
 TIMEOUT_S = 120
 
 # The program that runs a single fault: this folder.
 PROGRAM = Path(__file__).parent
+
+
+def title(fault: Fault) -> str:
+    """Return the first paragraph of a fault's docstring in one line, without its full stop."""
+    first = (fault.__doc__ or fault.__name__).partition("\n\n")[0]
+    return " ".join(first.split()).rstrip(".")
 
 
 def try_one(fault: Fault, loop: str) -> str:
@@ -76,17 +84,18 @@ def child(name: str, loop: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--loops", default=",".join(LOOPS), help="(%(default)s)")
+    parser.add_argument("--loops", default=",".join(LOOPS), help="loops to run (%(default)s)")
     parser.add_argument("--only", default="", help="run the faults whose name contains this word")
     parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument(
-        "--child", metavar="FAULT", help="run one fault in this process; it may print more"
+        "--child", metavar="FAULT", help="run one fault in this process, which may print more"
     )
     options = parser.parse_args()
     names = options.loops.split(",")
     if options.child:
         return child(options.child, names[0])
-    rows = md.head(["", *names], ["", *names])
+    headings = ["Fault", *(HEADINGS.get(name, name) for name in names)]
+    rows = md.head(headings, headings)
     print("\n".join(rows))
     failed = False
     for fault in FAULTS:
@@ -97,8 +106,7 @@ def main() -> int:
             cell = try_one(fault, loop)
             failed |= "**" in cell and loop.startswith("uringloop")
             cells.append(cell)
-        title = (fault.__doc__ or fault.__name__).splitlines()[0].rstrip(".")
-        rows.append(md.line([title, *cells]))
+        rows.append(md.line([title(fault), *cells]))
         print(rows[-1], flush=True)
     if options.markdown:
         options.markdown.write_text("\n".join(rows) + "\n")

@@ -1,4 +1,4 @@
-"""Shared by the faults: counters, cells of the table, servers in threads, echoes."""
+"""Code that the faults share: counters, cells of the table, servers in threads, echoes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fds_left(before: int) -> str:
 
 @contextlib.contextmanager
 def threads_refused() -> Iterator[None]:
-    """Let this process start no thread; it must not be root's, which has no limit."""
+    """Let this process start no thread; it must not run as root, which has no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     resource.setrlimit(resource.RLIMIT_NPROC, (0, hard))
     try:

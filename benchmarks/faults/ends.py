@@ -34,7 +34,7 @@ loop.run_until_complete(main())
 
 
 def exit_with_everything_open(factory: Factory) -> str:
-    """Exit of the interpreter with open connections, timers and tasks."""
+    """The interpreter exits with open connections, timers and tasks."""
     script = f"""
 import asyncio
 from uringloop.bench import loops
@@ -106,7 +106,7 @@ def killed_while_busy(factory: Factory) -> str:
 
 
 def becomes_another_program(factory: Factory) -> str:
-    """`exec()` from a callback of a server with 20 busy clients."""
+    """`exec()` in a callback of a server with 20 busy clients."""
     return _end_of_a_server(signal.SIGUSR1)
 
 

@@ -37,7 +37,7 @@ from .common import (
 
 
 def fork_while_running(factory: Factory) -> str:
-    """`os.fork()` inside a callback; the child uses the loop and exits."""
+    """`os.fork()` in a callback; the child uses the loop and exits."""
     loop = factory()
     counts = Counts()
 
@@ -81,7 +81,7 @@ def _child_of_multiprocessing(queue: Any) -> None:
 
 
 def multiprocessing_both_ways(factory: Factory) -> str:
-    """`multiprocessing` from within a running loop, by fork and by spawn."""
+    """`multiprocessing` in a running loop, with fork and with spawn."""
     loop = factory()
 
     async def main() -> str:
@@ -103,7 +103,7 @@ def multiprocessing_both_ways(factory: Factory) -> str:
 
 
 def abandoned(factory: Factory) -> str:
-    """200 loops, each with a connection and a timer, dropped without `close()`."""
+    """200 loops, each with a connection and a timer, are dropped without `close()`."""
     fds = open_fds()
     references = []
     for _ in range(200):
@@ -118,7 +118,7 @@ def abandoned(factory: Factory) -> str:
 
 
 def interrupted_anywhere(factory: Factory) -> str:
-    """KeyboardInterrupt at 300 random moments of an echo; the loop is run again each time."""
+    """KeyboardInterrupt at 300 random moments during an echo; the loop is run again after each."""
     loop = factory()
     counts = Counts()
     loop.set_exception_handler(counts.handler)
@@ -179,7 +179,7 @@ def interrupted_anywhere(factory: Factory) -> str:
 
 
 def signals_at_10_khz(factory: Factory) -> str:
-    """SIGUSR1 10,000 times a second for 2 s, beside an echo."""
+    """SIGUSR1 is sent 10,000 times a second for 2 s while an echo runs."""
     loop = factory()
     seen = 0
 
@@ -250,7 +250,7 @@ def a_million_calls_of_threads(factory: Factory) -> str:
 
 
 def another_user(factory: Factory) -> str:
-    """Change of the process's user after the loop was made."""
+    """The process changes to another user after the loop was made."""
     if os.geteuid() != 0:
         return "not tried: needs root"
     loop = factory()
@@ -284,7 +284,7 @@ def another_user(factory: Factory) -> str:
 
 
 def from_another_thread(factory: Factory) -> str:
-    """Loop made in one thread, run in a second and a third, closed in a fourth."""
+    """A loop is made in one thread, run in a second and a third, and closed in a fourth."""
     made: list[Any] = []
     echoes: list[bool] = []
 
@@ -307,7 +307,7 @@ def from_another_thread(factory: Factory) -> str:
 
 
 def created_and_closed(factory: Factory) -> str:
-    """5,000 loops made, run and closed."""
+    """5,000 loops are made, run and closed."""
     for _ in range(100):
         factory().close()
     gc.collect()
@@ -320,7 +320,7 @@ def created_and_closed(factory: Factory) -> str:
     took = time.monotonic() - began
     gc.collect()
     grown = (rss_bytes(os.getpid()) - before) // 1024
-    growth = judged(grown < 4096, f"grows by {grown} KB")
+    growth = judged(grown < 4096, f"grows by {grown} KiB")
     return f"{took * 1e6 / 5000:.0f} us each, {growth}, {fds_left(fds)}"
 
 
@@ -412,7 +412,7 @@ def every_callback_raises(factory: Factory) -> str:
 
 
 def run_within_a_run(factory: Factory) -> str:
-    """A callback runs its own loop, runs another loop, closes its own."""
+    """A callback tries to run its own loop, to run another loop, and to close its own."""
     loop = factory()
     other = factory()
     refused = 0
@@ -454,7 +454,9 @@ os.write({pipe}, outcome.encode())
 
 
 def another_interpreter(factory: Factory) -> str:
-    """Import in a subinterpreter while the main interpreter's loop is open."""
+    """The loop's package is imported in a subinterpreter while the main interpreter's loop is
+    open.
+    """
     interpreters: Any = importlib.import_module(
         "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
     )

@@ -45,7 +45,7 @@ def no_locked_memory(factory: Factory) -> str:
 
 
 def little_locked_memory(factory: Factory) -> str:
-    """Five loops of an unprivileged user who may lock 64 KB."""
+    """Five loops of an unprivileged user who may lock 64 KiB of memory."""
     if os.geteuid() == 0:
         become_nobody()
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 * 1024, 64 * 1024))
@@ -58,7 +58,7 @@ def little_locked_memory(factory: Factory) -> str:
 
 
 def no_memory(factory: Factory) -> str:
-    """RLIMIT_AS leaves 64 MB while five connections send more, then is raised."""
+    """RLIMIT_AS leaves 64 MB while five connections send more than that; it is then raised."""
     hoard: list[bytes] = []
 
     class Hoarder(Counted):
@@ -96,7 +96,7 @@ def no_memory(factory: Factory) -> str:
 
 
 def no_descriptors(factory: Factory) -> str:
-    """No free descriptor: connect, open a file, start a process."""
+    """With no free descriptor, a program connects, opens a file, and starts a process."""
     loop = factory()
 
     async def main() -> str:
@@ -126,7 +126,7 @@ def no_descriptors(factory: Factory) -> str:
 
 
 def stuck_files(factory: Factory) -> str:
-    """100 opens that wait for the other ends of FIFOs, beside an echo, then cancelled."""
+    """100 opens of FIFOs wait for the other ends while an echo runs, and are then cancelled."""
     loop = factory()
     is_ours = hasattr(loop, "backend")
 
@@ -165,7 +165,7 @@ def stuck_files(factory: Factory) -> str:
 async def _write_and_read(loop: Any, path: str, size: int) -> int:
     """Write *size* bytes to a file, sync and read them; return how many are wrong.
 
-    On uringloop with its own files, on another loop with plain files in the executor.
+    uringloop uses its own files; another loop uses plain files in the executor.
     """
     block = os.urandom(MB)
 
@@ -196,7 +196,7 @@ async def _write_and_read(loop: Any, path: str, size: int) -> int:
 
 
 def no_threads(factory: Factory) -> str:
-    """No thread can be started: 8 MB written to a file, synced and read, then an echo."""
+    """While no thread can be started, 8 MB are written to a file, synced and read."""
     if os.geteuid() == 0:
         # RLIMIT_NPROC does not apply to root.
         become_nobody()
@@ -241,7 +241,7 @@ def _memory_cgroup(room: int) -> Iterator[bool]:
 
 
 def memory_cgroup(factory: Factory) -> str:
-    """Memory cgroup of 32 MB: 256 MB written to a file and read, beside echoes."""
+    """In a memory cgroup of 32 MB, 256 MB are written to a file and read while echoes run."""
     loop = factory()
     latest = 0.0
 

@@ -110,7 +110,9 @@ def single_bytes(factory: Factory) -> str:
 
 
 def never_reads(factory: Factory) -> str:
-    """A peer that never reads, while the server writes 200 MB with `drain()`: growth of memory."""
+    """A peer never reads while the server writes 200 MB with `drain()`: growth of the server's
+    memory.
+    """
     loop = factory()
     grown = 0
 
@@ -211,7 +213,9 @@ def all_made(counts: Counts, silent: list[socket.socket], count: int) -> bool:
 
 
 def beyond_the_backlog(factory: Factory) -> str:
-    """200 simultaneous clients, a backlog of 10, for 3 s: the kernel makes some of them retry."""
+    """200 clients connect at once to a socket with a backlog of 10, so the kernel makes some of
+    them retry: clients accepted within 3 s.
+    """
     counts = Counts()
     with serving(factory, counts, backlog=10) as address:
         socks = []
@@ -231,7 +235,7 @@ def beyond_the_backlog(factory: Factory) -> str:
 
 
 def beyond_the_descriptors(factory: Factory) -> str:
-    """300 clients with descriptors for 100, then more descriptors."""
+    """300 clients connect to a server that has descriptors for 100, and later for all."""
     counts = Counts()
     # Create the clients' sockets before the limit is set: they need descriptors, too.
     socks = [socket.socket() for _ in range(300)]
@@ -260,7 +264,7 @@ def beyond_the_descriptors(factory: Factory) -> str:
 
 
 def closed_behind(factory: Factory) -> str:
-    """Descriptor of a transport closed by other code, and its number reused at once."""
+    """Other code closes a transport's descriptor, and the number is reused at once."""
     counts = Counts()
     transports: list[Any] = []
 
@@ -289,7 +293,9 @@ def closed_behind(factory: Factory) -> str:
 
 
 def closed_while_watched(factory: Factory) -> str:
-    """Descriptor closed under `add_reader`, and its number reused by another readable file."""
+    """A descriptor watched by `add_reader` is closed, and another readable file reuses the
+    number.
+    """
     loop = factory()
     calls = 0
 
@@ -324,7 +330,7 @@ def closed_while_watched(factory: Factory) -> str:
 
 
 def bound_again(factory: Factory) -> str:
-    """Listening socket watched, removed, closed and bound again in one turn, 100 times."""
+    """A listening socket is watched, removed, closed and bound again in one turn, 100 times."""
     loop = factory()
     bound = 0
 
@@ -354,7 +360,9 @@ def settle(counts: Counts) -> None:
 
 
 def many_connections(factory: Factory) -> str:
-    """50,000 connections, one after the other, each with an echo."""
+    """50,000 connections are made one after the other, each with an echo: time, and growth of
+    memory.
+    """
     counts = Counts()
     with serving(factory, counts) as address:
         for _ in range(500):
@@ -372,7 +380,7 @@ def many_connections(factory: Factory) -> str:
         settle(counts)
         gc.collect()
         grown = (rss_bytes(os.getpid()) - before) // 1024
-        return f"{took:.0f} s, {judged(grown < 4096, f'grows by {grown} KB')}, {fds_left(fds)}"
+        return f"{took:.0f} s, {judged(grown < 4096, f'grows by {grown} KiB')}, {fds_left(fds)}"
 
 
 class Datagrams(asyncio.DatagramProtocol):
@@ -428,13 +436,13 @@ def _beside_datagrams(factory: Factory, trouble: Callable[[Any, Any], None]) -> 
 
 
 def datagrams_to_nobody(factory: Factory) -> str:
-    """400 datagrams to an unused port, between echoes."""
+    """400 datagrams are sent to an unused port between echoes."""
     found = _beside_datagrams(factory, lambda send, receive: send())
     return judged(found.full == 3, f"{found.full} of 3 echoes")
 
 
 def empty_datagrams(factory: Factory) -> str:
-    """400 empty datagrams, between echoes."""
+    """400 empty datagrams arrive between echoes."""
     found = _beside_datagrams(factory, lambda send, receive: receive())
     return judged(
         (found.empty, found.full) == (400, 3), f"{found.empty} received, {found.full} of 3 echoes"

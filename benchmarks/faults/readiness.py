@@ -1,8 +1,8 @@
 """Faults of loops that take bytes before the program wants them; each function is a fault.
 
-On a selector a byte stays in its socket until the loop has told the program of it. A receive that
-completes earlier must not show: no end is missed, no byte is kept from a socket's next owner, and
-what the program has scheduled runs first.
+On a selector, a byte stays in its socket until the loop passes it to the program. A receive that
+completes earlier must have no visible effect: no end is missed, no byte is kept from a socket's
+next owner, and what the program has scheduled runs first.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Silent(Counted):
 
 
 def resets_with_bytes(factory: Factory) -> str:
-    """Resets of 200 peers together with their last bytes, all before the loop looks."""
+    """200 peers send their last bytes and reset, all before the loop looks at the sockets."""
     loop = factory()
     counts = Counts()
 
@@ -79,7 +79,7 @@ def resets_with_bytes(factory: Factory) -> str:
 
 
 def uploads_reset_at_the_end(factory: Factory) -> str:
-    """Resets of 200 uploads while a server waits for them at its graceful end."""
+    """200 uploads are reset while a server that is shutting down gracefully waits for them."""
     loop = factory()
     uploads: list[asyncio.Task[Any] | None] = []
 
@@ -157,7 +157,9 @@ async def _lost_by_handing_over(loop: Any, after_pause: bool) -> int:
 
 
 def handed_over(factory: Factory) -> str:
-    """Socket with 300,000 bytes handed to other code by a protocol that pauses at the first."""
+    """A protocol pauses reading at the first of 300,000 bytes and hands its socket to other
+    code.
+    """
     loop = factory()
 
     async def main() -> str:
@@ -172,7 +174,7 @@ def handed_over(factory: Factory) -> str:
 
 
 class Tasked(asyncio.Protocol):
-    """Starts a task for its bytes, and notes whether the task runs before the end is told."""
+    """Starts a task for its bytes, and notes whether the task runs before eof_received()."""
 
     def __init__(self, ended: asyncio.Future[bool]) -> None:
         self.ended = ended
@@ -195,7 +197,9 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def ends_with_bytes(factory: Factory) -> str:
-    """Bytes and end that arrive together: the task of the bytes runs before the end is told."""
+    """Bytes and EOF arrive together: the task that is started for the bytes must run before the
+    protocol is told of the EOF.
+    """
     loop = factory()
 
     async def main() -> str:
@@ -216,7 +220,9 @@ def ends_with_bytes(factory: Factory) -> str:
 
 
 def readable_when_connected(factory: Factory) -> str:
-    """Pipe that is readable when it is connected; a callback that is scheduled then."""
+    """A pipe is readable when it is connected, and a callback is scheduled at that moment: the
+    order of the two.
+    """
     loop = factory()
 
     async def main() -> str:

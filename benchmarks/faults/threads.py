@@ -20,7 +20,7 @@ QUEUED = 100_000
 
 
 async def outcome_of(awaitable: Any, patience_s: float = PATIENCE_S) -> str:
-    """Return what a call does, in a word."""
+    """Return the outcome of a call, in a word."""
     try:
         await asyncio.wait_for(awaitable, patience_s)
     except TimeoutError:
@@ -31,7 +31,9 @@ async def outcome_of(awaitable: Any, patience_s: float = PATIENCE_S) -> str:
 
 
 def no_thread_for_a_function(factory: Factory) -> str:
-    """No thread can be started for `run_in_executor`, and later one can."""
+    """No thread can be started for a call of `run_in_executor`; later, threads can be started
+    again.
+    """
     if os.geteuid() != 0:
         return "not tried: needs root"
     loop = factory()
@@ -58,7 +60,9 @@ def no_thread_for_a_function(factory: Factory) -> str:
 
 
 def no_thread_for_a_name(factory: Factory) -> str:
-    """No thread can be started for `getaddrinfo`, and later one can."""
+    """No thread can be started for `getaddrinfo` of a name, then of a numeric address; later,
+    threads can be started again.
+    """
     if os.geteuid() != 0:
         return "not tried: needs root"
     loop = factory()
@@ -79,7 +83,9 @@ def no_thread_for_a_name(factory: Factory) -> str:
 
 
 def no_memory_for_calls(factory: Factory) -> str:
-    """Each of the first 150 allocations of a `run_in_executor` fails once."""
+    """Each of the first 150 memory allocations of a `run_in_executor` call fails once; a call that
+    is refused must not run.
+    """
     try:
         testcapi: Any = importlib.import_module("_testcapi")
     except ImportError:
@@ -112,7 +118,7 @@ def no_memory_for_calls(factory: Factory) -> str:
 
 
 def an_endless_function(factory: Factory) -> str:
-    """A function never returns: `shutdown_default_executor(0.2)` and `close()`."""
+    """A function in a thread never returns: `shutdown_default_executor(0.2)`, then `close()`."""
     loop = factory()
 
     async def main() -> str:
@@ -125,7 +131,7 @@ def an_endless_function(factory: Factory) -> str:
             try:
                 ended = await outcome_of(loop.shutdown_default_executor(0.2))
             except TypeError:
-                return "has no time-out before Python 3.12"
+                return "has no timeout before Python 3.12"
         return judged(
             ended == "works" and time.monotonic() - began < 1 and len(caught) == 1,
             f"{ended} in {time.monotonic() - began:.1f} s, {len(caught)} warning",
@@ -139,7 +145,7 @@ def an_endless_function(factory: Factory) -> str:
 
 
 def exit_status(run: Any) -> int:
-    """Return how a forked child ends that calls *run*."""
+    """Return the exit status of a forked child that calls *run*."""
     child = os.fork()
     if child == 0:
         try:
@@ -152,7 +158,7 @@ def exit_status(run: Any) -> int:
 
 
 def exits_in_a_function(factory: Factory) -> str:
-    """`sys.exit(3)` and `os._exit(4)` in a function."""
+    """`sys.exit(3)` and `os._exit(4)` in a function that runs in a thread: the exit statuses."""
 
     def run(leave: Any, status: int) -> None:
         loop = factory()
@@ -168,7 +174,9 @@ def exits_in_a_function(factory: Factory) -> str:
 
 
 def fork_in_a_function(factory: Factory) -> str:
-    """`os.fork()` in a function; the child calls functions in threads on a loop of its own."""
+    """`os.fork()` in a function that runs in a thread; the child calls functions in threads on a
+    loop of its own.
+    """
     loop = factory()
 
     def fork() -> int:
@@ -186,13 +194,14 @@ def fork_in_a_function(factory: Factory) -> str:
     async def main() -> str:
         status = await asyncio.wait_for(loop.run_in_executor(None, fork), 20)
         here = await calls(loop)
-        return judged((status, here) == (50, 50), f"{status} of 50 calls there, {here} here")
+        outcome = f"{status} of 50 calls in the child, {here} in the parent"
+        return judged((status, here) == (50, 50), outcome)
 
     return str(loop.run_until_complete(main()))
 
 
 def many_calls_and_shutdown(factory: Factory) -> str:
-    """100,000 calls wait for a thread when the executor shuts down."""
+    """100,000 calls are waiting for a thread when the executor shuts down."""
     loop = factory()
     gate = threading.Event()
     ran = 0

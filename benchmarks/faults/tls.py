@@ -1,6 +1,7 @@
-"""Faults of TLS in each state of a connection, compared with what a program sees on asyncio.
+"""TLS faults in each state of a connection, compared with what a program sees on asyncio.
 
-`python benchmarks/faults --child tls_resets --loops uvloop` prints what is seen in each case.
+`python benchmarks/faults --child tls_resets --loops uvloop` prints what the program sees in each
+case.
 """
 
 from __future__ import annotations
@@ -66,51 +67,57 @@ def cases(
 
 
 def tls_resets(factory: Factory) -> str:
-    """TLS: reset in each state."""
+    """TLS: a reset in each state."""
     used = cases([resets], HANDSHAKE + USED, before=LITTLE)
     return compare(factory, used + cases([resets], CLOSED))
 
 
 def tls_ends(factory: Factory) -> str:
-    """TLS: end without close_notify in each state, after a record or within it."""
+    """TLS: an EOF without close_notify in each state, after a record or in the middle of one."""
     whole = cases([ends], HANDSHAKE + CONNECTED)
     return compare(factory, whole + cases([ends_in_a_record], CONNECTED))
 
 
 def tls_no_records(factory: Factory) -> str:
-    """TLS: bytes that are no records, HTTP and a damaged record in each state."""
+    """TLS: bytes that are not a record, an HTTP request, or a damaged record, in each state."""
     faults = (sends_garbage, sends_http, damages_a_record)
     return compare(factory, cases(faults, HANDSHAKE + USED, before=LITTLE) + cases(faults, CLOSED))
 
 
 def tls_alerts(factory: Factory) -> str:
-    """TLS: fatal alert in each state."""
+    """TLS: a fatal alert in each state."""
     used = cases([alerts], HANDSHAKE + USED, before=LITTLE)
     return compare(factory, used + cases([alerts], CLOSED))
 
 
 def tls_silence(factory: Factory) -> str:
-    """TLS: handshake that never goes on, close_notify that is not answered, or not even read."""
+    """TLS: a handshake that never goes on; a close_notify that the peer does not answer, or does
+    not even read.
+    """
     closed = cases([silent, deaf], USED, act="close", before=0)
     return compare(factory, cases([silent], HANDSHAKE) + cases([silent, deaf], CLOSED) + closed)
 
 
 def tls_notifications(factory: Factory) -> str:
-    """TLS: close_notify in each state, also with data, garbage, an end or a reset behind it."""
+    """TLS: a close_notify in each state, alone or followed by data, garbage, an EOF or a reset."""
     faults = (notifies, notifies_and_ends, notifies_and_goes_on, notifies_and_sends_garbage)
     found = cases(faults, CONNECTED) + cases([notifies_and_resets], CLOSED)
     return compare(factory, found + cases([notifies_and_resets], USED, before=LITTLE))
 
 
 def tls_closed(factory: Factory) -> str:
-    """TLS: `close()` in each state; in the handshake of start_tls(), of the transport below."""
+    """TLS: `close()` in each state; during the handshake of `start_tls()`, `close()` of the
+    underlying transport.
+    """
     closed = cases([answers], USED, act="close", before=0)
     closed += cases([silent], HANDSHAKE, ["start_tls"], act="close")
     return compare(factory, closed + cases([answers], CLOSED))
 
 
 def tls_closed_before_data(factory: Factory) -> str:
-    """TLS: `close()`, then data with an answer or none, an end, a reset."""
+    """TLS: after `close()`, data from a peer that answers close_notify, does not answer it, sends
+    an EOF, or resets.
+    """
     found = cases([answers, silent, ends], CLOSED, before=BEFORE)
     found += cases([resets], CLOSED, before=LITTLE)
     found += cases([answers], ("made",), act="close")
@@ -121,19 +128,21 @@ def tls_closed_before_data(factory: Factory) -> str:
 
 
 def tls_aborted(factory: Factory) -> str:
-    """TLS: `abort()` in each state; in the handshake of start_tls(), of the transport below."""
+    """TLS: `abort()` in each state; during the handshake of `start_tls()`, `abort()` of the
+    underlying transport.
+    """
     below = cases([silent], HANDSHAKE, ["start_tls"], act="abort")
     return compare(factory, below + cases([silent], CONNECTED, act="abort", before=0))
 
 
 def tls_cancelled(factory: Factory) -> str:
-    """TLS: `create_connection()` and `start_tls()` cancelled in each state of the handshake."""
+    """TLS: `create_connection()` and `start_tls()` are cancelled in each state of the handshake."""
     found = cases([silent], HANDSHAKE, act="cancel")
     return compare(factory, [c for c in found if c.side == "client" or c.kind == "start_tls"])
 
 
 def tls_single_bytes(factory: Factory) -> str:
-    """TLS: all records as single bytes."""
+    """TLS: all records arrive as single bytes."""
     return compare(factory, cases([notifies], ("made", "open"), before=2000, single=True))
 
 
@@ -171,7 +180,9 @@ def without_a_cipher(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
 
 
 def tls_refusals(factory: Factory) -> str:
-    """TLS: refused for name, authority, date, a wrong or no client certificate, version, cipher."""
+    """TLS: a handshake is refused because of the name, the authority, the date, a wrong or missing
+    client certificate, the version, or the cipher.
+    """
     found = []
     for prepare, version in (
         (trusting_nobody, ""),
@@ -191,14 +202,16 @@ def tls_refusals(factory: Factory) -> str:
 
 
 def tls_key_updates(factory: Factory) -> str:
-    """TLS: KeyUpdate before and behind data, open and paused; the program writes afterwards."""
+    """TLS: a KeyUpdate before data and one after it, with the connection open or paused; the
+    program writes afterwards.
+    """
     states = ("open", *PAUSED)
     found = cases([updates_keys], states, act="write") + cases([updates_keys], USED[1:])
     return compare(factory, found)
 
 
 def tls_renegotiations(factory: Factory) -> str:
-    """TLS: renegotiation, asked for by the peer."""
+    """TLS: the peer asks for a renegotiation."""
     return compare(factory, cases([renegotiates], ("open", *PAUSED), version="TLSv1_2"))
 
 

@@ -1,4 +1,4 @@
-"""Cases of TLS, each run on a loop and on asyncio: a program, a state of its connection, a fault.
+"""TLS cases, each run on a loop and on asyncio: a program, a state of its connection, a fault.
 
 A program is a Protocol, a BufferedProtocol, streams, or a Protocol that calls start_tls(). A case's
 trace is what the program and the peer see until the end.
@@ -32,7 +32,7 @@ TIMEOUT_S = 1.2
 # An end that takes longer than this had to wait for the timeout.
 AT_ONCE_S = 0.9
 NEVER_S = 3
-# As many cases run at a time: most of a case is waiting.
+# This many cases run at a time: most of a case is waiting.
 THREADS = 12
 # Of a case that seems to differ.
 TRIES = 3
@@ -45,7 +45,7 @@ PeerFault = Callable[[Peer], str | None]
 
 @dataclass
 class Case:
-    """A program, the state of its connection, what its peer does and what itself does there."""
+    """A program, the state of its connection, and what the peer and the program do in it."""
 
     state: str
     fault: PeerFault
@@ -102,7 +102,7 @@ class Program:
 
     def keep(self, *objects: Any) -> None:
         for each in objects:
-            # uvloop's transports of TLS have no weak references.
+            # uvloop's TLS transports have no weak references.
             with contextlib.suppress(TypeError):
                 self.kept.append(weakref.ref(each))
 
@@ -124,7 +124,7 @@ class Program:
         state, act = self.case.state, self.case.act
         self.write(bytes(MUCH) if state in ("writing paused", "flushing") else HELLO)
         if state in ("writing paused", "flushing"):
-            # The transport below is paused: this write waits in the layer of TLS.
+            # The transport below is paused: this write waits in the TLS layer.
             self.write(bytes(MB))
         if state == "reading paused" and self.case.kind != "streams":
             self.transport.pause_reading()
@@ -168,7 +168,7 @@ def shown(exc: BaseException | None) -> str:
 
 
 class Telling(asyncio.BaseProtocol):
-    """Tells the program what happens."""
+    """Passes each event to the program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -227,7 +227,7 @@ class Buffered(Telling, asyncio.BufferedProtocol):
 
 
 async def attempt(program: Program, name: str, awaited: Awaitable[Any]) -> Any:
-    """Return what an awaitable returns; None if it raises, which the trace tells."""
+    """Return the result of an awaitable, or None if it raises; the trace has the exception."""
     try:
         result = await awaited
     except (Exception, asyncio.CancelledError) as exc:
@@ -244,7 +244,7 @@ async def attempt(program: Program, name: str, awaited: Awaitable[Any]) -> Any:
 
 
 async def talk(program: Program, reader: Any, writer: Any) -> None:
-    """Do with streams what a protocol does in the state of the case."""
+    """Do the same with streams as a protocol does in the state of the case."""
     state = program.case.state
     program.keep(reader, writer)
     program.made(writer.transport)
@@ -286,7 +286,7 @@ def tls_options(program: Program, name: str) -> dict[str, Any]:
 
 
 def play(program: Program, connected: Callable[[], socket.socket]) -> None:
-    """Be the peer."""
+    """Act as the peer."""
     case = program.case
     try:
         with connected() as sock:
@@ -321,7 +321,7 @@ async def until(condition: Callable[[], Any], seconds: float) -> bool:
 
 
 async def be_server(program: Program) -> Any:
-    """Serve on a free port; return the server, and how the peer connects."""
+    """Serve on a free port; return the server, and the function with which the peer connects."""
     options = {} if program.case.kind == "start_tls" else tls_options(program, "ssl")
     if program.case.kind == "streams":
         server = await asyncio.start_server(
@@ -429,7 +429,7 @@ def run(factory: Factory, case: Case) -> Program:
 
 
 def traces(factory: Factory, cases: list[Case]) -> list[list[str]]:
-    """Return what is seen in each case."""
+    """Return the trace of each case."""
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         programs = list(pool.map(lambda case: run(factory, case), cases))
     gc.collect()

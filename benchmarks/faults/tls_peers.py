@@ -1,7 +1,7 @@
 """The peer of a TLS connection, and its faults.
 
-It is a blocking socket and an SSLObject in a thread of its own, and so determines each record: it
-brings the connection to the state of a case, and then calls the fault.
+The peer is a blocking socket and an SSLObject in a thread of its own, and so determines each
+record: it brings the connection to the state of a case, and then calls the fault.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Peer:
                 self.receive()
 
     def records(self, call: Callable[..., object], *arguments: object) -> bytes:
-        """Return the records that a call of OpenSSL produces."""
+        """Return the records that an OpenSSL call produces."""
         with contextlib.suppress(ssl.SSLError):
             call(*arguments)
         return self.outgoing.read()
@@ -94,7 +94,7 @@ class Peer:
         return data
 
     def openssl(self, name: str, *arguments: int) -> int:
-        """Call a function of OpenSSL that the `ssl` module does not offer."""
+        """Call an OpenSSL function that the `ssl` module does not offer."""
         # The pointer of the SSL is behind the object's head and another pointer.
         offset = object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p)
         engine: Any = self.tls._sslobj  # type: ignore[attr-defined]
@@ -158,7 +158,7 @@ class Peer:
             time.sleep(0.1)
 
     def first(self) -> bytes:
-        """Return what goes before the fault: the end of the handshake, and data."""
+        """Return the records before the fault: the end of the handshake, and data."""
         if self.case.before and self.case.state in CONNECTED:
             self.tls.write(DATA[: self.case.before])
         return self.last_flight + self.outgoing.read()
@@ -169,7 +169,7 @@ class Peer:
             time.sleep(0.001)
 
     def read_to_end(self) -> str:
-        """Read until the connection has ended; return how."""
+        """Read until the connection has ended; return how it ended."""
         how = "end"
         if self.case.state in ("writing paused", "flushing"):
             # The program gets the fault before there is room for more.
@@ -225,7 +225,7 @@ def damages_a_record(peer: Peer) -> None:
 
 
 def alerts(peer: Peer) -> None:
-    """Send a fatal alert: OpenSSL answers a record so that it cannot decrypt."""
+    """Send a fatal alert, which is OpenSSL's answer to a record that it cannot decrypt."""
     data = peer.first()
     if peer.case.state in HANDSHAKE:
         peer.send(data + ALERT)
@@ -293,7 +293,7 @@ def answers(peer: Peer) -> None:
 
 
 def updates_keys(peer: Peer) -> None:
-    """Send KeyUpdate, which asks for the program's, before and behind the data."""
+    """Send a KeyUpdate, which asks for the program's KeyUpdate, before and after the data."""
     for data in (DATA, b""):
         peer.openssl("SSL_key_update", 1)
         peer.send(peer.records(peer.tls.do_handshake) + peer.records(peer.tls.write, data))
@@ -317,7 +317,7 @@ def renegotiates(peer: Peer) -> str | None:
 
 
 def shakes_hands(peer: Peer) -> str | None:
-    """Return the alert by which the program has refused the handshake, if so."""
+    """Return the alert with which the program has refused the handshake, if it has."""
     try:
         peer.do(peer.tls.do_handshake)
     except ssl.SSLEOFError:

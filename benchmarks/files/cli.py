@@ -157,7 +157,7 @@ def echo_server(contender: str, folder: Path) -> Iterator[tuple[int, Callable[[s
 
 
 def paired(turns: list[Result]) -> list[Result]:
-    """Pair each turn with file work with its neighbour without; return both and the difference."""
+    """Pair each turn that has file work with its neighbour; return both and the difference."""
     pairs = []
     for number in range(0, len(turns), 2):
         alone, beside = turns[number : number + 2]
@@ -245,11 +245,12 @@ def table(report: dict[str, Any]) -> str:
     echo: dict[str, Result] = works.pop("echo", {})
     lines = []
     if works:
-        headings = ["Work", "Contender", "Per second", "To aiofiles", "CPU each", "Timer late by"]
+        headings = ["Work", "Contender", "Per second", "Relative to aiofiles"]
+        headings += ["CPU time of each", "Timer late by"]
         lines += md.table(headings, rows_of_works(works), headings[:2])
     if echo:
-        headings = ["Echo beside file work of", *("p50 alone", "beside", "added")]
-        headings += [*("p99 alone", "beside", "added"), "Reads/s", "Writes/s"]
+        headings = ["Echo during file work of", "p50 without work", "p50 with work", "p50 added"]
+        headings += ["p99 without work", "p99 with work", "p99 added", "Reads/s", "Writes/s"]
         lines += ["", *md.table(headings, rows_of_echo(echo), headings[:1])]
     return "\n".join(["# Files", "", *md.facts(report["environment"]), "", *lines, ""])
 
@@ -329,14 +330,14 @@ def run() -> int:
     add = parser.add_argument
     add("--works", default=",".join(WORKS), help="kinds of work, separated by commas (%(default)s)")
     add("--rounds", type=int, default=ROUNDS)
-    add("--seconds", type=float, default=SECONDS, help="of a round of reads")
-    add("--quick", action="store_true", help="one short round, not to be quoted")
+    add("--seconds", type=float, default=SECONDS, help="length of a round of reads")
+    add("--quick", action="store_true", help="one short round; do not quote its figures")
     add("--core", type=int, default=None, help="run on this core only, without the echoes")
     add("--may-sleep", action="store_true", help="do not keep idle processors awake")
     add("--folder", type=Path, default=None, help="folder for the files")
     add("--json", type=Path)
     add("--markdown", type=Path)
-    add("--plot", type=Path, help="needs matplotlib")
+    add("--plot", type=Path, help="draw the report into this file (needs matplotlib)")
     options = parser.parse_args()
     check_picture(options.plot)
     for path in (options.json, options.markdown, options.plot):

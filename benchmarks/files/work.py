@@ -1,4 +1,4 @@
-"""Program of one measurement of benchmarks/files: a contender does one kind of work.
+"""The program of one measurement of benchmarks/files: a contender does one kind of work.
 
 `python benchmarks/files/work.py CONTENDER WORK FOLDER SECONDS` prints one line of JSON: operations,
 seconds, seconds of processor time of all threads, and by how many ms a timer was late.
@@ -27,8 +27,8 @@ TIMER_S = 0.005
 # Files of lines: bytes of a line and of the file.
 LINE_SIZES = (5, 100)
 LINES_BYTES = 20 * 1000 * 1000
-# File work beside an echo server: bytes that are read in blocks, and written and synced, and the
-# intervals in seconds. Each contender can keep up with this rate.
+# File work during an echo: bytes that are read in blocks, and written and synced, and the intervals
+# in seconds. Each contender can keep up with this rate.
 BESIDE_BYTES = 64 * 1024
 BESIDE_READ_S = 0.01
 BESIDE_WRITE_S = 0.05
@@ -282,7 +282,7 @@ Work = Callable[[Plain, Path, float], Awaitable[int]]
 
 
 def random_reads(concurrency: int, *, seek: bool = False) -> Work:
-    """Read blocks at random places: by pread, or by seek() and read() of a buffered file."""
+    """Read blocks at random places: with pread, or with seek() and read() of a buffered file."""
 
     async def work(contender: Plain, folder: Path, seconds: float) -> int:
         async def one(seed: int) -> int:
@@ -353,7 +353,7 @@ def lines(way: str, size: int, mode: str) -> Work:
 
 
 class Beside:
-    """File work beside an echo server: reads and synced writes at fixed intervals, on request."""
+    """File work in an echo server: reads and synced writes at fixed intervals, on request."""
 
     def __init__(self, contender: Plain, folder: Path) -> None:
         self.contender = contender

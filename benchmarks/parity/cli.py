@@ -1,8 +1,8 @@
 """asyncio's features on each loop: `python benchmarks/parity [LOOP...]`.
 
-Each probe is a small program for one feature, run in a process of its own, because some loops
-abort, hang or crash where others raise. The Markdown table on stdout shows the outcome of each:
-yes, no (with the exception), hangs or dies. The exit status does not depend on the outcomes;
+Each probe is a small program for one feature, and runs in a process of its own, because some loops
+abort, hang or crash where others raise. The Markdown table on stdout shows the outcome of each
+probe: yes, no (with the exception), hangs or dies. The exit status does not depend on the outcomes;
 tests/loop/test_parity.py asserts those of uringloop. `python benchmarks/parity --probe NAME LOOP`
 runs one probe.
 """
@@ -63,7 +63,7 @@ def main() -> None:
     found = [name for name in wanted if loops.installed(name)]
     versions = ", ".join(f"{name} {loops.version(name)}" for name in found)
     print(f"CPython {platform.python_version()}: {versions}.\n")
-    print(md.line(["", *found]))
+    print(md.line(["feature", *found]))
     print(md.line([":--", *[":-:"] * len(found)]))
     for name in PROBES:
         print(md.line([name, *(outcome(name, loop) for loop in found)]), flush=True)

@@ -1,11 +1,11 @@
 """Known races of published code under seeds: `python benchmarks/races [NAME...] [--seeds 1000]`.
 
-Runs each program with the last version that has its bug and with the first that has not, each in
-a virtual environment below build/races, on `uringloop.testing.Loop` with the seeds 0, 1, 2, ... The
-table shows under how many of them the bug strikes, and the time of all. Races of CPython itself
-need its versions 3.11 and 3.13; most packages run on 3.11.
+Runs each program with the last version that has the bug and with the first version that does not,
+each in a virtual environment below build/races, on `uringloop.testing.Loop` with the seeds 0, 1, 2,
+... The table shows how many of the seeds find the bug; the time that they take goes to standard
+error. Races of CPython itself need its versions 3.11 and 3.13; most packages run on 3.11.
 
-The exit status is 1 if a version with the bug passed all seeds, or one without it failed.
+The exit status is 1 if a version with the bug passed all seeds, or a version without it failed.
 """
 
 from __future__ import annotations
@@ -32,22 +32,13 @@ ROOT = PROGRAM.parents[1]
 BUILD = ROOT / "build" / "races"
 # A program that takes longer hangs: a thousand seeds take up to a minute.
 TIMEOUT_S = 1800
-HEADINGS = (
-    "Race",
-    "Affected",
-    "Seeds that fail",
-    "First",
-    "Seconds",
-    "Mended",
-    "Seeds that fail",
-)
 
 
 # ── what is installed ────────────────────────────────────────────────────────────────────────
 
 
 def interpreter(version: str) -> str | None:
-    """Return the newest CPython of this version that pyenv has, otherwise that of PATH, if any."""
+    """Return the newest CPython of this version that pyenv has, or else the one on PATH, if any."""
     versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found = {
         int(folder.suffix[1:]): folder / "bin" / "python"
@@ -66,7 +57,7 @@ def is_python(python: str | None, version: str) -> bool:
 
 
 def environment(python: str, name: str, requirements: Sequence[str]) -> Path:
-    """Return the interpreter of a virtual environment, which is made unless it is there."""
+    """Return the interpreter of a virtual environment, which is made unless it exists."""
     folder = BUILD / name
     made = folder / "made-of"
     contents = "\n".join((python, *requirements))
@@ -131,7 +122,7 @@ def try_one(race: Race, version: str, pythons: dict[str, str], count: int) -> Ou
 
 
 def problem(outcome: Outcome, affected: bool) -> str:
-    """Return what an outcome should not have been, or an empty string."""
+    """Return what is wrong with an outcome, or an empty string."""
     if outcome.errors:
         return f"{len(outcome.errors)} other errors: {outcome.errors[0]}"
     if outcome.forced != affected:
@@ -146,13 +137,26 @@ def problem(outcome: Outcome, affected: bool) -> str:
 
 
 def title(race: Race) -> str:
-    """Return the first line of a program's docstring, without its full stop."""
+    """Return the first paragraph of a program's docstring in one line, without its full stop."""
     text = (PROGRAM / "programs" / f"{race.name}.py").read_text()
-    return (ast.get_docstring(ast.parse(text)) or race.name).splitlines()[0].rstrip(".")
+    first = (ast.get_docstring(ast.parse(text)) or race.name).partition("\n\n")[0]
+    return " ".join(first.split()).rstrip(".")
+
+
+def headings(count: int) -> tuple[str, ...]:
+    """Return the headings of the table, for runs under *count* seeds."""
+    seeds_of = f"seeds of {count:,} that"
+    return (
+        "Race",
+        "Affected version",
+        f"{seeds_of.capitalize()} find it",
+        "First such seed",
+        f"Fixed version: {seeds_of} fail",
+    )
 
 
 def row_of(race: Race, pythons: dict[str, str], count: int) -> list[str]:
-    """Try both versions; return the row of the table, in which what should not be is bold."""
+    """Try both versions; return the row of the table. An unexpected outcome is bold."""
     affected, mended = (
         try_one(race, version, pythons, count) for version in (race.affected, race.mended)
     )
@@ -163,17 +167,16 @@ def row_of(race: Race, pythons: dict[str, str], count: int) -> list[str]:
     cells = [
         f"**{wrong}**"
         if (wrong := problem(outcome, outcome is affected))
-        else f"{len(outcome.found)} of {count}"
+        else str(len(outcome.found))
         for outcome in (affected, mended)
     ]
+    print(f"{race.name}: {affected.seconds:.1f} s, {mended.seconds:.1f} s", file=sys.stderr)
     return [
         f"[{title(race)}](https://github.com/{race.thread})",
         named[0],
         cells[0],
         "".join(map(str, affected.found[:1])),
-        f"{affected.seconds:.1f}",
-        named[1],
-        cells[1],
+        f"{named[1]}: {cells[1]}",
     ]
 
 
@@ -194,7 +197,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(unknown)}; the races are {', '.join(races)}")
     found = {"3.11": options.affected_python, "3.13": options.mended_python}
     pythons = {version: python for version, python in found.items() if is_python(python, version)}
-    rows = md.head(HEADINGS, ("Race", "Affected", "Mended"))
+    rows = md.head(headings(options.seeds), ("Race", "Affected version"))
     print("\n".join(rows))
     for name in options.names or races:
         race = races[name]

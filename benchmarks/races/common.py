@@ -1,4 +1,4 @@
-"""What several of the programs need: a server, a wait with an end, commands of Redis."""
+"""Code that several of the programs need: a server, a wait with a time limit, Redis commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]
 
-# No program has anything to do for so long. The races are at 0.02 s.
+# No program has anything to do for as long as this. The races happen at 0.02 s.
 OVERDUE_S = 1.0
 
 
@@ -34,7 +34,7 @@ async def serving(handler: Handler) -> AsyncIterator[int]:
 
 
 async def read_command(reader: asyncio.StreamReader) -> list[bytes]:
-    """Read a command of a client of Redis; raise EOFError at the end."""
+    """Read one command of a Redis client; raise EOFError at the end."""
     count = (await reader.readuntil(b"\r\n")).strip(b"*\r\n")
     words = []
     for _ in range(int(count)):

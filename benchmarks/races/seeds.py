@@ -1,4 +1,4 @@
-"""Runs one program under seeds, in a process whose interpreter has the version to be tried."""
+"""Runs one program under seeds; the interpreter of its process has the version to be tried."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIME_LIMIT_S = 100_000
 
 @dataclass(slots=True)
 class Outcome:
-    """What a version did; *errors* are exceptions that are not the bug."""
+    """The outcome for one version; *errors* are exceptions other than the bug."""
 
     python: str = ""
     forced: bool = False

@@ -1,4 +1,4 @@
-"""The races: which package has each, the versions with and without it, what its loop needs."""
+"""The races: the package of each, the versions with and without the bug, and what a loop needs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ AIOHTTP = (
 PSYCOPG_3_1 = ("psycopg==3.1.20", "psycopg-binary==3.1.20", "typing_extensions==4.16.0")
 PSYCOPG_3_3 = ("psycopg==3.3.2", "psycopg-binary==3.3.2", "typing_extensions==4.16.0")
 
-# Time-outs that end while an answer is on its way. Of these races orders alone find the first.
+# For timeouts that end while an answer is on its way. Other orders of callbacks alone find only the
+# first of these races.
 DELAY = Faults(delay=0.2)
 DELAY_SPLIT = Faults(delay=0.2, split=0.3)
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """A program, and the last version with its bug and the first without, of those tried."""
+    """A program; of the versions that were tried, the last with its bug and the first without."""
 
     name: str
     # The path on GitHub.

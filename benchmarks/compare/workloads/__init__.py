@@ -1,6 +1,6 @@
 """The workloads by name: the same code under every loop.
 
-Each is written as a user would write it, and not tuned for one loop. Runs in its loop's thread.
+Each is written as a user would write it, not tuned for one loop, and runs in its loop's thread.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Clients of other servers: one small request, or one connection, after the other.
+"""Clients of other servers, which send small requests or make connections one after the other.
 
-Each uses the given address and yields the program that makes a number of requests. The
+Each client uses the given address, and yields the program that makes a number of requests. The
 packages are imported where they are used.
 """
 
@@ -116,7 +116,7 @@ async def _handshakes(host: str, port: int, context: ssl.SSLContext, *, resuming
 
 
 def _trusting(host: str, port: int) -> ssl.SSLContext:
-    """Return a context that checks for the certificate of the server."""
+    """Return a context that checks the certificate of the server."""
     return ssl.create_default_context(cadata=ssl.get_server_certificate((host, port)))
 
 

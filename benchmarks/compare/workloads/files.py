@@ -1,4 +1,4 @@
-"""Programs that use a cached file as programs of aiofiles do: at random places, and line by line.
+"""Programs that read a cached file as programs with aiofiles do: at random places, and by lines.
 
 On uringloop the files are uringloop's, on other loops those of aiofiles: the same code with another
 `open`. The file is created once in the process, before the first measurement.
@@ -44,7 +44,7 @@ def cached_file() -> str:
 
 
 def opened(mode: str) -> Any:
-    """Open the file by the loop's usual way."""
+    """Open the file in the loop's usual way."""
     module = type(asyncio.get_running_loop()).__module__.partition(".")[0]
     package = importlib.import_module("uringloop" if module == "uringloop" else "aiofiles")
     return package.open(cached_file(), mode)
@@ -66,7 +66,7 @@ async def read_blocks(count: int) -> None:
 
 
 async def read_blocks_in_tasks(count: int) -> None:
-    """The same in sixteen tasks, each with a file of its own."""
+    """Do the same as read_blocks() in sixteen tasks, each with a file of its own."""
     await asyncio.gather(*(read_blocks(count // TASKS) for _ in range(TASKS)))
 
 

@@ -1,8 +1,8 @@
 """Workloads with both ends in one loop: server and clients of an echo, readers of a cached file.
 
-They need no other process as a load, so a rate of operations is that of the loops alone. Each
-prepares its connections or its file and yields the program that makes a number of operations. Runs
-in its loop's thread; nothing here is shared with the loop of another thread.
+They need no other process as a load, so the rate of operations depends on the loops alone. Each
+workload prepares its connections or its file, and yields the program that makes a number of
+operations. It runs in its loop's thread, and shares nothing with the loop of another thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Read = Callable[[int, int], Awaitable[bytes]]
 
 
 class EchoClient(asyncio.Protocol):
-    """Sends a message, and the next one when the answer is complete, as often as it is told."""
+    """Sends a message, and the next one when the answer is complete, a given number of times."""
 
     transport: asyncio.Transport
 
@@ -151,7 +151,7 @@ async def executor_reader(path: Path) -> AsyncIterator[Read]:
 
 @contextlib.asynccontextmanager
 async def cached_file(file: Path) -> AsyncIterator[Program]:
-    """Blocks at random places of a file in the page cache, by the loop's usual way."""
+    """Blocks at random places of a file in the page cache, read in the loop's usual way."""
     module = type(asyncio.get_running_loop()).__module__
     reader = own_reader if module.partition(".")[0] == "uringloop" else executor_reader
     # The same places for every loop.

@@ -1,7 +1,7 @@
 """Small programs that only schedule: tasks, callbacks, timers, threads, processes.
 
 Each does its operation *count* times; PROGRAMS has the count that takes about half a second. The
-code of asyncio itself is the same for all loops: figures differ by the loops only.
+code of asyncio itself is the same for all loops: only the loops make the figures differ.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ async def call_later_cancel(count: int) -> None:
 
 
 async def timers(count: int) -> None:
-    """Timers at random times within a window, all created first: creating and running them."""
+    """Create timers at random times within a window, and then run them."""
     loop = asyncio.get_running_loop()
     call, done = _countdown(count)
     # The same numbers for every loop.
@@ -195,7 +195,7 @@ async def executor_one(count: int) -> None:
 
 
 async def executor_hundred(count: int) -> None:
-    """The same with 100 calls at once."""
+    """run_in_executor with 100 such calls at once."""
     loop = asyncio.get_running_loop()
     for _ in range(count // HUNDRED):
         await asyncio.gather(*[loop.run_in_executor(None, int) for _ in range(HUNDRED)])
@@ -260,7 +260,7 @@ async def semaphore(count: int) -> None:
 
 
 async def event(count: int) -> None:
-    """Two tasks that wake each other by two events."""
+    """Two tasks that wake each other with two events."""
     there, back = asyncio.Event(), asyncio.Event()
 
     async def answer() -> None:

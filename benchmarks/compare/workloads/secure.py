@@ -1,7 +1,7 @@
 """Servers over TLS, with a self-signed certificate that is made when they start.
 
-The key is of P-256, that of the rows of handshakes of RSA with 2,048 bits: its signature takes most
-of a server's time for a handshake.
+The key is a P-256 key. The handshake rows use an RSA key with 2,048 bits, whose signature takes
+most of a server's time for a handshake.
 """
 
 from __future__ import annotations

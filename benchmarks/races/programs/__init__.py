@@ -1,1 +1,1 @@
-"""The programs: `main()` has a race, `forced()` puts its steps into the order that fails."""
+"""The programs: `main()` has a race; `forced()` runs its steps in the order that fails."""

@@ -1,8 +1,9 @@
-"""aiohttp's TCPConnector: a place that is given to a cancelled request wakes no other request.
+"""aiohttp's TCPConnector: a free connection slot that is given to a cancelled request wakes no
+other request.
 
-aiohttp #9670: 3.10.10 has the bug, 3.10.11 does not. Of two requests that wait for the only place
-one has a time-out, which ends when the place becomes free. The other one and all that come later
-wait for ever. (In 3.10.11 the other one waits until the next request ends.)
+aiohttp #9670: 3.10.10 has the bug, 3.10.11 does not. Of two requests that wait for the only slot,
+one has a timeout, which ends when the slot becomes free. The other request and all later ones wait
+for ever. (In 3.10.11 the other request waits until the next one ends.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """aiorwlock: a reader that is cancelled before it is woken is counted out, but was not counted in.
 
 aiorwlock #514: 1.5.0 has the bug, 1.5.1 does not. A waiting reader is cancelled at the instant at
-which the writer lets go. The lock is dead from then on.
+which the writer releases the lock. From then on no task can take the lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""aiosmtplib: after a time-out the late answer is taken for the answer to the next command.
+"""aiosmtplib: after a timeout, the late answer is taken for the answer to the next command.
 
 aiosmtplib 5.1.1 has the bug, 5.1.2 (commit 5cd299f) does not: it closes the connection.
 """
@@ -27,7 +27,7 @@ def new_client(port: int) -> SMTP:
 
 
 async def verify(client: SMTP, name: str) -> None:
-    """Ask for *name*; an error ends the connection, and is not the bug."""
+    """Ask for *name*; an error, which ends the connection, is not the bug."""
     with contextlib.suppress(SMTPException, OSError):
         if not client.is_connected:
             await client.connect()

@@ -1,6 +1,6 @@
 """anyio's Condition.notify() is lost if the task that it wakes is cancelled.
 
-anyio #1075: 4.12.1 has the bug, 4.13.0 does not. It is the bug of asyncio_condition.
+anyio #1075: 4.12.1 has the bug, 4.13.0 does not. It is the same bug as in asyncio_condition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """anyio's CapacityLimiter: a token that is given to a cancelled task wakes no other task.
 
-anyio #947: 4.9.0 has the bug, 4.10.0 does not. Of two tasks that wait for the only token one has a
-time-out, which ends at the instant of the token's return. The other task is not woken.
+anyio #947: 4.9.0 has the bug, 4.10.0 does not. Of two tasks that wait for the only token, one has a
+timeout, which ends at the instant at which the token is returned. The other task is not woken.
 """
 
 from __future__ import annotations

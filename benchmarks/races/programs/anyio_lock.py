@@ -1,8 +1,8 @@
-"""anyio's Lock: a cancelled task keeps its place in the queue until it runs.
+"""anyio's Lock: a cancelled task keeps its place in the lock's queue until the task runs.
 
-anyio #1145: 4.13.0 has the bug, 4.14.0 does not. At one instant a waiting task is cancelled, the
-lock is released, which passes that task over, and another task comes: it queues behind the
-cancelled one, and waits for ever for a lock that nobody holds.
+anyio #1145: 4.13.0 has the bug, 4.14.0 does not. Three things happen at one instant: a waiting task
+is cancelled; the lock is released, and the cancelled task is passed over; another task queues
+behind the cancelled task, and waits for ever for a lock that no task holds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""anyio's memory object streams: an item is lost if the task that gets it is cancelled.
+"""anyio's memory object streams: an item is lost if the task that is given the item is cancelled.
 
-anyio #728: 4.3.0 has the bug, 4.4.0 does not. A receiver polls with a time-out, which ends at the
+anyio #728: 4.3.0 has the bug, 4.4.0 does not. A receiver polls with a timeout, which ends at the
 instant of a send.
 """
 

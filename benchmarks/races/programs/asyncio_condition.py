@@ -1,7 +1,7 @@
 """asyncio's Condition.notify() is lost if the task that it wakes is cancelled.
 
-CPython gh-112202: 3.11 and 3.12 have the bug, 3.13 does not. Of two consumers one has a time-out,
-which ends at the instant of a put. The other one is not woken, and sleeps beside the item.
+CPython gh-112202: 3.11 and 3.12 have the bug, 3.13 does not. Of two consumers, one has a timeout,
+which ends at the instant of a put. The other consumer is not woken, although the item is there.
 """
 
 from __future__ import annotations

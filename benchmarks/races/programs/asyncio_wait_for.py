@@ -1,4 +1,4 @@
-"""asyncio.wait_for() swallows a cancellation if what it awaits has just ended.
+"""asyncio.wait_for() swallows a cancellation if the awaited future has just ended.
 
 CPython gh-86296: 3.11 has the bug, 3.12 does not. A worker that polls a queue is cancelled at the
 instant of a put. If the put comes first, the worker gets the item, and goes on for ever.

@@ -1,7 +1,7 @@
 """nats-py: a cancelled wait for a message swallows the next one.
 
-nats.py #804: 2.14.0 has the bug, 2.15.0 does not. A consumer polls with a time-out; the next
-message must come after it. (2.15.0 still loses a message that comes at its very instant.)
+nats.py #804: 2.14.0 has the bug, 2.15.0 does not. A consumer polls with a timeout; the next
+message must come after it. (2.15.0 still loses a message that comes at the instant of the timeout.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COUNT = 10
 async def answer(
     first: float, gap: float, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Send ten messages to the subscriber, one each *gap*, after *first*."""
+    """Send ten messages to the subscriber, *gap* apart, after a pause of *first*."""
 
     async def publish(subscriber: bytes) -> None:
         await asyncio.sleep(first)
@@ -51,7 +51,7 @@ async def consume(port: int, timeout: float, seconds: float) -> None:
 
 async def main() -> None:
     async with serving(functools.partial(answer, 0, 0.02)) as port:
-        # A time-out that does not end at the instant of a message.
+        # A timeout that does not end at the instant of a message.
         await consume(port, 0.0613, 10)
 
 

@@ -1,8 +1,8 @@
-"""psycopg_pool: a cancellation that meets the handing over of a connection is swallowed.
+"""psycopg_pool: a cancellation that comes while a connection is being handed over is swallowed.
 
 psycopg #1275: psycopg_pool 3.3.0 has the bug, 3.3.1 does not. A task that waits for a connection is
-cancelled at the instant at which another gives it back. It needs Python 3.12 or later:
-before, the bug of asyncio_wait_for swallows the cancellation as well.
+cancelled at the instant at which another task gives one back. The program needs Python 3.12 or
+later: on earlier versions the bug of asyncio_wait_for also swallows the cancellation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """psycopg_pool: a connection that is given to a cancelled task is lost.
 
 psycopg #509: psycopg_pool 3.1.6 has the bug, 3.1.7 does not. A task that waits for a connection is
-cancelled at the instant at which another gives it back, but stays in the queue and gets it.
+cancelled at the instant at which another task gives one back, but stays in the queue and gets it.
 """
 
 from __future__ import annotations

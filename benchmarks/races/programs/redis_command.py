@@ -1,7 +1,7 @@
 """redis-py: the answer to a cancelled command is taken for the answer to the next one.
 
-redis-py #2624 and #2665: 4.5.3 has the bug, 4.5.5 does not. Each command has a time-out; it must
-end after the command is sent, and before its answer is read.
+redis-py #2624 and #2665: 4.5.3 has the bug, 4.5.5 does not. Each command has a timeout, which must
+end after the command is sent and before its answer is read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""redis-py: a time-out of get_message() throws away the part of a message that was read.
+"""redis-py: a timeout of get_message() throws away the part of the message that has been read.
 
-redis-py #2510: 4.4.0 has the bug, 4.4.1 does not. What is read next is taken for the start of a
-message. The time-out must end in the middle of one.
+redis-py #2510: 4.4.0 has the bug, 4.4.1 does not. The next bytes are then taken for the start of a
+message. The timeout must end in the middle of a message.
 """
 
 from __future__ import annotations

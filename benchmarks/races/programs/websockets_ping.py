@@ -1,6 +1,6 @@
 """websockets: the pong of a cancelled ping breaks the connection.
 
-websockets #1566: 14.1 has the bug, 14.2 does not. The pong comes after the time-out of its ping,
+websockets #1566: 14.1 has the bug, 14.2 does not. The pong comes after the timeout of its ping,
 and data_received() raises InvalidStateError.
 """
 
