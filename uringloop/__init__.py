@@ -46,7 +46,7 @@ SUBMODULES = (
     "top",
     "workers",
 )
-# The module of each public name whose module is imported on first access, too.
+# The modules of other public names, which are also imported on first access.
 DEFERRED = {
     "BufferedFile": "uringloop.files.binary",
     "RawFile": "uringloop.files.binary",

@@ -16,7 +16,7 @@ TOOLS = {
     "top": "show every second what the loops of running programs do",
     "bench": "compare event loops on this machine",
     "testing": "compare two traces of loops for tests",
-    "as_uvloop": "run a program that imports uvloop on uringloop",
+    "as_uvloop": "run on uringloop a program that imports uvloop",
     "workers.granian": "run granian with uringloop in its workers",
     "workers.hypercorn": "run hypercorn with uringloop in its workers",
     "workers.uvicorn_server": "run uvicorn with uringloop in its workers",

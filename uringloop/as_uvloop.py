@@ -1,9 +1,9 @@
 """Run a program whose `import uvloop` gives uringloop: `python -m uringloop.as_uvloop PROGRAM`.
 
 This command puts a directory with a package `uvloop` first on PYTHONPATH and replaces its own
-process by the program (execve), in a fresh interpreter that is started as it would be without this
-command. Child processes inherit PYTHONPATH, however they are started. Nothing is installed;
-without this command `import uvloop` finds what it found before.
+process with the program (execve), in a new interpreter that is started as it would be without this
+command. Child processes inherit PYTHONPATH, however they are started. Nothing is installed: without
+this command, `import uvloop` finds what it found before.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ usage: python -m {NAME} PROGRAM [argument ...]
        python -m {NAME} -m MODULE [argument ...]
        python -m {NAME} -c CODE [argument ...]
 
-Run a program whose `import uvloop` gives uringloop, in the program and in its child processes.
+Run a program in which `import uvloop` gives uringloop, as it does in the program's child processes.
 
-PROGRAM is a Python file, a directory with a __main__.py, or a command: `uvicorn`, `vllm`.
+PROGRAM is a Python file, a directory with a __main__.py, or a command such as `uvicorn` or `vllm`.
 """
 # Printed once, by this command; child processes print nothing.
 NOTICE = "{name}: `import uvloop` gives uringloop {version} here and in child processes\n"

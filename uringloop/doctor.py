@@ -1,9 +1,9 @@
 """python -m uringloop.doctor: report which ring a loop gets, why, and how to change that.
 
 The doctor creates one loop, as a program would, and reads settings and limits of the system. It
-changes nothing. With `URINGLOOP_BACKEND=soft` it makes no system call of io_uring.
+changes nothing. With `URINGLOOP_BACKEND=soft` it makes no io_uring system call.
 
-The exit status is 0 if loops are on io_uring, 1 if not.
+The exit status is 0 if loops are on io_uring, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Report = dict[str, object]
 
 
 def benefit(feature: str) -> str:
-    """Return what a feature brings, and the first kernel that has it."""
+    """Return the benefit of a feature, and the first kernel that has the feature."""
     since = SINCE.get(feature)
     return BENEFITS[feature] + (f" ({since[0]}.{since[1]})" if since else "")
 
@@ -107,7 +107,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def other_transports() -> list[str]:
-    """Return advice about aiofastnet, whose transports a program may get without asking."""
+    """Return advice about aiofastnet, whose transports a program may get without choosing them."""
     version = version_of("aiofastnet")
     if version is None:
         return []
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
         description="Report which ring a loop gets, why, and how to change that.",
-        epilog="The exit status is 0 if loops are on io_uring, 1 if not.",
+        epilog="The exit status is 0 if loops are on io_uring, and 1 otherwise.",
     )
     parser.add_argument("--json", action="store_true", help="write the report as JSON")
     parsed = parser.parse_args(arguments)

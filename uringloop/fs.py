@@ -1,9 +1,9 @@
 """Functions of `os`, `shutil` and `pathlib` that take paths, as coroutines.
 
-Names, arguments, results and errors are those of the functions of the same name. The ring does what
-it can (open, stat, mkdir, rename, unlink, rmdir, symlink, link, read, write, fsync); what the
-kernel has in its caches of a local file is returned at once. A thread of the loop's executor does
-the rest, as the docstrings say. Under other event loops threads do all of it.
+Names, arguments, results and errors are those of the original functions. The ring performs the
+operations that it has (open, stat, mkdir, rename, unlink, rmdir, symlink, link, read, write,
+fsync); what the kernel's caches have of a local file is returned at once. The docstrings say which
+functions run in a thread of the loop's executor. Under other event loops, all functions do so.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ async def getcwd() -> str:
 
 
 async def abspath(path: Any) -> Any:
-    """os.path.abspath, in a thread: it may call os.getcwd."""
+    """os.path.abspath, in a thread, because it may call os.getcwd."""
     return await in_thread(os.path.abspath, path)
 
 
@@ -220,7 +220,7 @@ async def makedirs(name: StrOrBytesPath, mode: int = 0o777, exist_ok: bool = Fal
     if not last:
         parent, last = os.path.split(parent)
     if parent and last and not await exists(parent):
-        # Another task or process may have created it meanwhile.
+        # Another task or process may have created it in the meantime.
         with contextlib.suppress(FileExistsError):
             await makedirs(parent, exist_ok=exist_ok)
         if last in (os.curdir, os.fsencode(os.curdir)):
@@ -313,7 +313,7 @@ async def sendfile(out_fd: int, in_fd: int, offset: int | None, count: int) -> i
 
 
 async def truncate(path: FileDescriptorOrPath, length: int) -> None:
-    """os.truncate, in a thread: the ring can truncate open files only."""
+    """os.truncate, in a thread, because the ring can only truncate open files."""
     await in_thread(os.truncate, path, length)
 
 
@@ -360,7 +360,7 @@ async def write_text(
     errors: str | None = None,
     newline: str | None = None,
 ) -> int:
-    """pathlib.Path.write_text, on the ring; if *data* cannot be encoded the file is unchanged."""
+    """pathlib.Path.write_text, on the ring. If *data* cannot be encoded, the file is unchanged."""
     if not isinstance(data, str):
         raise TypeError(f"data must be str, not {type(data).__name__}")
     layer = io.TextIOWrapper(io.BytesIO(), encoding, errors, newline)
@@ -378,8 +378,8 @@ def direct(path: str, flags: int) -> int:
     """An `opener` for open(), for reads and writes that bypass the page cache (O_DIRECT).
 
     The file system then decides which offsets, sizes and memory it accepts; it always accepts
-    multiples of 4096 and an `aligned_buffer`. Others raise OSError with EINVAL, and so does a file
-    system without direct I/O.
+    multiples of 4096 and an `aligned_buffer`. OSError with EINVAL is raised for others, and on a
+    file system without direct I/O.
     """
     return os.open(path, flags | os.O_DIRECT, 0o666)
 

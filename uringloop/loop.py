@@ -52,42 +52,47 @@ FileLike = int | Any
 class Loop(BaseLoop):
     """An asyncio event loop on io_uring.
 
-    *backend*: "io_uring", "soft" or "auto". "soft" is the software ring, which does the same by
-    epoll and a few threads. "auto" is io_uring if the kernel allows it to this process, and else
-    the software ring. None stands for the value of the environment variable URINGLOOP_BACKEND, or
-    "auto". The attribute `backend` is the ring in use, and `backend_reason` the reason.
+    *backend*: "io_uring", "soft" or "auto". "soft" is the software ring, which does the same work
+    with epoll and a few threads. "auto" is io_uring if the kernel allows this process to use it,
+    and the software ring otherwise. None stands for the value of the environment variable
+    URINGLOOP_BACKEND or, if that is not set, for "auto". The attribute `backend` names the ring in
+    use, and `backend_reason` says why the loop uses it.
 
     *warn_fallback*: log a warning, once in a process, when "auto" selects the software ring, or
     when a security policy takes io_uring from a running loop, which then continues on the software
-    ring. None stands for the value of the environment variable URINGLOOP_WARN_FALLBACK, or True.
+    ring. None stands for the value of the environment variable URINGLOOP_WARN_FALLBACK or, if that
+    is not set, for True.
 
-    Few programs need the other options; `docs/reference/configuration.md` has the effect and the
-    cost of each.
+    Few programs need the other options; the page "Configuration" of the manual describes the effect
+    and the cost of each.
 
     *busy_poll_us*: poll for work for this many microseconds before each sleep. A sleep and the
-    wake-up after it take some 10 us, which is most of the latency of few connections. The cost is
-    a busy core: the loop does not sleep while events come at shorter intervals than this.
+    wake-up after it take some 10 us, which is most of the latency if there are few connections. The
+    cost is a busy core: while events come at shorter intervals than this, the loop does not sleep.
 
     *batch_wait_us*: while the loop sleeps, let completions gather for this many microseconds. Many
-    quiet connections then cost less CPU time, because fewer turns serve them. Wake-ups, except by
-    a timer, may be late by this time. Needs kernel 6.12 on io_uring; has no effect before.
+    quiet connections then cost less CPU time, because fewer turns serve them. Wake-ups other than
+    those for timers may be late by this time. On io_uring, this option needs Linux 6.12 and has no
+    effect on older kernels.
 
     *sqpoll*: let a kernel thread on another core send and receive. The thread is busy while it has
-    work, and sleeps after this many milliseconds without work; True is 1. Submitted operations are
-    then carried out a little later, not within the same turn. *sqpoll_cpu* is the processor of the
-    thread; this process need not be allowed to run on it. The software ring ignores both options.
+    work, and sleeps after this many milliseconds without work; True means 1. Submitted operations
+    are carried out a little later with this option, and not within the same turn. *sqpoll_cpu* is
+    the processor on which the thread runs; this process need not be allowed to run there. The
+    software ring ignores both options.
 
     *nestable*: allow `run_until_complete`, `run_forever`, `asyncio.run` and `asyncio.Runner` in a
     callback or a task while this loop runs in the same thread. None stands for the value of the
-    environment variable URINGLOOP_NESTABLE, or False.
+    environment variable URINGLOOP_NESTABLE or, if that is not set, for False.
 
-    *stall_ms*: when a turn lasts this many milliseconds, log the stack of the loop's thread from
-    another thread; see `docs/how-to/observe.md`. 0 is off; None stands for the value of the
-    environment variable URINGLOOP_STALL_MS, or 0.
+    *stall_ms*: when a turn lasts this many milliseconds, have another thread log the stack of the
+    loop's thread. 0 switches this off. None stands for the value of the environment variable
+    URINGLOOP_STALL_MS or, if that is not set, for 0.
 
-    Raises ValueError for an unknown backend, a time out of range or a processor that does not
-    exist, even if it comes from a variable. Raises OSError, with the cause in its message, if no
-    ring can be created, or if the kernel refuses io_uring to a loop whose *backend* is "io_uring".
+    Raises ValueError for an unknown backend, a time that is out of range, or a processor that does
+    not exist, whether an argument or a variable has the value. Raises OSError, with the cause in
+    its message, if no ring can be created, or if *backend* is "io_uring" and the kernel refuses
+    io_uring.
     """
 
     def __init__(
@@ -258,13 +263,15 @@ class Loop(BaseLoop):
         """Hand a connected socket to this loop; any thread may call this.
 
         Use this in a program that accepts connections in one loop and distributes them to others.
-        The loop does with the socket what connect_accepted_socket() does. The result is a
-        concurrent.futures.Future, which gets the transport and the protocol in the loop's thread.
+        The loop treats the socket as connect_accepted_socket() does. Returns a
+        concurrent.futures.Future; the loop's thread sets its result, which is the transport and the
+        protocol.
 
-        The socket belongs to the loop when this returns: it is closed if *protocol_factory* or the
-        handshake fails, and if the future is cancelled or the loop closed before the loop comes to
-        the socket. The future then gets the exception. If this raises an exception, as it does for
-        wrong arguments and a closed loop, the socket remains the caller's.
+        When this method has returned, the socket belongs to the loop. The loop closes the socket if
+        *protocol_factory* or the handshake fails, or if the future is cancelled or the loop is
+        closed before the loop has reached the socket; the future then has the exception. If this
+        method raises an exception itself, as it does for wrong arguments or a closed loop, the
+        socket still belongs to the caller.
         """
         tls_options = _options_for_accepted(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
         return adopting.adopt(self, protocol_factory, sock, tls_options)
@@ -287,11 +294,12 @@ class Loop(BaseLoop):
         sock: socket.socket | None = None,
         gro: bool = False,
     ) -> tuple[asyncio.DatagramTransport, D]:
-        """Open an endpoint as asyncio does.
+        """Open a datagram endpoint as asyncio does.
 
-        A protocol with `message_received(data, ancdata, flags, addr)` gets ancillary data, too.
-        With *gro* the kernel passes the datagrams of one sender on together, which is cheaper; the
-        protocol still gets each by itself. Raises OSError where sockets cannot do that.
+        A protocol that has `message_received(data, ancdata, flags, addr)` also gets ancillary data.
+        With *gro*, the kernel may hand over several datagrams of one sender at once, which is
+        cheaper; the protocol still gets each datagram by itself. Raises OSError if *gro* is true
+        and the socket does not support it.
         """
         self._check_owner()
         datagram_endpoints.check_reuse_address(reuse_address)
@@ -337,8 +345,8 @@ class Loop(BaseLoop):
     ) -> servers.Server:
         """Create a server as asyncio does.
 
-        Connections above *max_connections* wait in the backlog, in order. Raises TypeError or
-        ValueError for a limit that is not a positive number.
+        At most *max_connections* are served at a time; further ones wait in the backlog, in order.
+        Raises TypeError or ValueError if *max_connections* is not a positive integer or None.
         """
         self._check_owner()
         tls_options = upgrade.server_options(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
@@ -377,8 +385,8 @@ class Loop(BaseLoop):
     ) -> servers.Server:
         """Create a server as asyncio does.
 
-        Connections above *max_connections* wait in the backlog, in order. Raises TypeError or
-        ValueError for a limit that is not a positive number.
+        At most *max_connections* are served at a time; further ones wait in the backlog, in order.
+        Raises TypeError or ValueError if *max_connections* is not a positive integer or None.
         """
         self._check_owner()
         tls_options = upgrade.server_options(ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
@@ -557,7 +565,7 @@ class Loop(BaseLoop):
     async def sock_recvmsg(
         self, sock: socket.socket, bufsize: int, ancbufsize: int = 0, flags: int = 0
     ) -> tuple[bytes, list[Ancillary], int, Any]:
-        """Receive as `socket.recvmsg` does. A cancelled call has received nothing."""
+        """Receive as `socket.recvmsg` does. A call that is cancelled has received nothing."""
         self._check_sock(sock)
         result: tuple[bytes, list[Ancillary], int, Any] = await sock_calls.attempt(
             self, sock, mask_for(flags), "recvmsg", (bufsize, ancbufsize, flags)
@@ -567,7 +575,7 @@ class Loop(BaseLoop):
     async def sock_recvmsg_into(
         self, sock: socket.socket, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
     ) -> tuple[int, list[Ancillary], int, Any]:
-        """Receive as `socket.recvmsg_into` does. A cancelled call has received nothing."""
+        """Receive as `socket.recvmsg_into` does. A call that is cancelled has received nothing."""
         self._check_sock(sock)
         arguments = (repeatable(buffers), ancbufsize, flags)
         result: tuple[int, list[Ancillary], int, Any] = await sock_calls.attempt(
@@ -583,7 +591,7 @@ class Loop(BaseLoop):
         flags: int = 0,
         address: Any = None,
     ) -> int:
-        """Send as `socket.sendmsg` does; return how many bytes were sent, perhaps not all."""
+        """Send as `socket.sendmsg` does; return how many bytes were sent, which may be a part."""
         self._check_sock(sock)
         arguments = (repeatable(buffers), repeatable(ancdata), flags, address)
         sent: int = await sock_calls.when_writable(self, sock, "sendmsg", *arguments)
@@ -597,23 +605,23 @@ class Loop(BaseLoop):
         flags: int = 0,
         address: Any = None,
     ) -> int:
-        """Pass *fds* on as `socket.send_fds` does. They must stay open until this returns."""
+        """Send descriptors as `socket.send_fds` does. They must stay open until this returns."""
         return await self.sock_sendmsg(sock, buffers, message_of(fds), flags, address)
 
     async def sock_recv_fds(
         self, sock: socket.socket, bufsize: int, maxfds: int, flags: int = 0
     ) -> ReceivedFds:
-        """Receive descriptors as `socket.recv_fds` does. A cancelled call has received none."""
+        """Receive descriptors as `socket.recv_fds` does. A cancelled call has received nothing."""
         data, ancdata, told, address = await self.sock_recvmsg(
             sock, bufsize, space_for(maxfds), flags
         )
         return data, received_fds(ancdata), told, address
 
     async def sock_wait(self, sock: socket.socket, events: int) -> Event:
-        """Wait until one of *events* holds, of `uringloop.sockets`; return those that hold.
+        """Wait until *sock* is in one of the states *events*; return the states that it is in.
 
-        HANGUP and ERROR are returned even if they were not asked for. Raises ValueError for no
-        event, or an unknown one.
+        *events* are members of `uringloop.sockets.Event`. HANGUP and ERROR are returned even if
+        *events* does not have them. Raises ValueError if *events* is empty or has an unknown bit.
         """
         mask = mask_of(events)
         self._check_sock(sock)

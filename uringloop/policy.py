@@ -99,9 +99,9 @@ def _require_policies(wanted: str) -> None:
 def install() -> None:
     """Make uringloop the default event loop of asyncio in this process.
 
-    Warns with a RuntimeWarning if this is too late for the calling thread: a loop of another kind
-    runs in it, or is its current event loop. Raises RuntimeError from Python 3.16 on, where
-    asyncio has no policies and no default loop to change.
+    Warns with a RuntimeWarning if this is too late for the calling thread, because a loop of
+    another kind runs in that thread or is its current event loop. Raises RuntimeError from Python
+    3.16 on, where asyncio has no policies and no default loop to change.
     """
     _require_policies("uringloop.install()")
     install_policy(EventLoopPolicy, "uringloop.install()")
@@ -143,10 +143,11 @@ def run(
 ) -> T:
     """Run *main* like asyncio.run(), on a uringloop loop, and return its result.
 
-    With *streams* it first calls `uringloop.streams.install()`, whose effect stays.
+    If *streams* is true, `uringloop.streams.install()` is called first. Its effect lasts for the
+    rest of the process.
 
-    Raises the exception of *main*. Raises RuntimeError if a loop already runs in this thread,
-    unless that loop is nestable: then *main* runs on that loop.
+    Raises the exception that *main* raises. Raises RuntimeError if a loop already runs in this
+    thread, unless that loop is nestable: then *main* runs on that loop.
     """
     if streams:
         # Imported here: few programs use this module.

@@ -1,11 +1,11 @@
-"""Messages with ancillary data, descriptors, and waits: the program's own sockets on any loop.
+"""Functions for a program's own sockets: messages with ancillary data, descriptors, and waits.
 
-On a uringloop.Loop these are the loop's methods of the same names after `sock_`. On another loop
-a call does the same, and waits by `add_reader()` for an epoll instance of its own, so that
-a reader or a writer that the program has for the socket stays.
+On a uringloop.Loop each function calls the loop's method of the same name with the prefix `sock_`.
+On any other loop the function does the same work, and waits with `add_reader()` for an epoll
+instance of its own: a reader or a writer that the program has added for the socket stays in place.
 
-Each call tries the system call first, and waits only if the socket is not ready. So a cancelled
-call has received nothing: bytes, messages and descriptors are in the socket for the next call.
+Each call tries the system call first, and waits only if the socket is not ready. A call that is
+cancelled has therefore received nothing: bytes, messages and descriptors are still in the socket.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Loop = asyncio.AbstractEventLoop
 async def recvmsg(
     loop: Loop, sock: socket.socket, bufsize: int, ancbufsize: int = 0, flags: int = 0
 ) -> tuple[bytes, list[Ancillary], int, Any]:
-    """Receive as `socket.recvmsg` does: data, ancillary data, flags and the sender's address."""
+    """Return data, ancillary data, flags and the sender's address, as `socket.recvmsg` does."""
     result: tuple[bytes, list[Ancillary], int, Any] = await _call(
         loop, sock, mask_for(flags), "recvmsg", bufsize, ancbufsize, flags
     )
@@ -61,7 +61,7 @@ async def recvmsg(
 async def recvmsg_into(
     loop: Loop, sock: socket.socket, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
 ) -> tuple[int, list[Ancillary], int, Any]:
-    """Receive into *buffers* as `socket.recvmsg_into` does, which tells a size, not data."""
+    """Receive into *buffers* as `socket.recvmsg_into` does, which returns a size, not data."""
     result: tuple[int, list[Ancillary], int, Any] = await _call(
         loop, sock, mask_for(flags), "recvmsg_into", repeatable(buffers), ancbufsize, flags
     )
@@ -76,7 +76,7 @@ async def sendmsg(
     flags: int = 0,
     address: Any = None,
 ) -> int:
-    """Send as `socket.sendmsg` does; return how many bytes were sent, perhaps not all."""
+    """Send as `socket.sendmsg` does; return how many bytes were sent, which may be a part."""
     arguments = (repeatable(buffers), repeatable(ancdata), flags, address)
     sent: int = await _call(loop, sock, select.POLLOUT, "sendmsg", *arguments)
     return sent
@@ -90,7 +90,7 @@ async def send_fds(
     flags: int = 0,
     address: Any = None,
 ) -> int:
-    """Pass the descriptors *fds* on with *buffers*; they stay open here, and must until the end."""
+    """Send the descriptors *fds* with *buffers*. They must stay open until this returns."""
     return await sendmsg(loop, sock, buffers, message_of(fds), flags, address)
 
 
@@ -106,9 +106,10 @@ async def recv_fds(
 
 
 async def wait(loop: Loop, sock: socket.socket, events: int) -> Event:
-    """Wait until one of *events* holds; return those that hold, with HANGUP and ERROR unasked, too.
+    """Wait until *sock* is in one of the states *events*; return the states that it is in.
 
-    Raises ValueError for no event, or an unknown one.
+    HANGUP and ERROR are returned even if *events* does not have them. Raises ValueError if *events*
+    is empty or has an unknown bit.
     """
     own = _own(loop, "sock_wait")
     if own is not None:
@@ -126,7 +127,7 @@ def _own(loop: Loop, name: str) -> Callable[..., Awaitable[Any]] | None:
 
 
 async def _call(loop: Loop, sock: socket.socket, mask: int, method: str, *arguments: Any) -> Any:
-    """Call the loop's method, or else *method* of *sock* until that does not have to wait."""
+    """Call the loop's method, or else *method* of *sock* until it need not wait."""
     own = _own(loop, f"sock_{method}")
     if own is not None:
         return await own(sock, *arguments)
@@ -143,14 +144,14 @@ def _check(loop: Loop, sock: socket.socket) -> None:
 
 
 async def _attempt(loop: Loop, sock: socket.socket, mask: int, method: str, *arguments: Any) -> Any:
-    """Call *method* of *sock* until it does not have to wait."""
+    """Call *method* of *sock* until it need not wait."""
     _check(loop, sock)
     pause = 0.0
     while True:
         try:
             return getattr(sock, method)(*arguments)
         except (BlockingIOError, InterruptedError):
-            pass  # Wait below, outside of the handler.
+            pass  # Wait below, outside the handler.
         if pause:
             # The poll has reported a socket on which the call must wait, as for room at a receiver.
             await asyncio.sleep(pause)

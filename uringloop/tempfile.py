@@ -1,7 +1,7 @@
 """The temporary files and directories of the standard library's `tempfile`, for `async with`.
 
-The files may also be awaited. Threads of the loop's executor create them, and remove directories;
-reads and writes are those of `uringloop.open`.
+The files can also be awaited. Threads of the loop's executor create files, and remove directories;
+reads and writes are those of files that `uringloop.open` returns.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def TemporaryFile(
     *,
     errors: str | None = None,
 ) -> Opening[Any]:
-    """tempfile.TemporaryFile: a file without a name, gone when it is closed."""
+    """tempfile.TemporaryFile: a file without a name, which no longer exists once it is closed."""
 
     async def make() -> Any:
         def opener(_path: str, _flags: int) -> int:
@@ -86,8 +86,8 @@ def NamedTemporaryFile(
 ) -> Opening[Any]:
     """tempfile.NamedTemporaryFile: a file with a name, removed when it is closed.
 
-    Without *delete_on_close*, which the standard library has since Python 3.12, it is removed at
-    the end of `async with`; without *delete* it is never removed.
+    If *delete_on_close* is false (an argument that the standard library has had since Python 3.12),
+    the file is removed at the end of `async with`. If *delete* is false, it is never removed.
     """
 
     async def make() -> NamedFile:
@@ -188,7 +188,7 @@ def SpooledTemporaryFile(
     *,
     errors: str | None = None,
 ) -> Opening[Any]:
-    """tempfile.SpooledTemporaryFile: in memory up to *max_size* bytes, then a TemporaryFile."""
+    """tempfile.SpooledTemporaryFile: a file in memory up to *max_size* bytes, then on disk."""
 
     def make_now() -> Any:
         fd = _nameless(suffix, prefix, dir)
@@ -252,7 +252,7 @@ class SpooledFile(Lines[Any]):
 
     @property
     def name(self) -> Any:
-        """The name of the TemporaryFile; None in memory."""
+        """The name of the file on disk; None while the file is in memory."""
         return getattr(self._file, "name", None)
 
     @property
@@ -573,7 +573,7 @@ class SpooledFile(Lines[Any]):
 
 
 class TemporaryDirectory:
-    """tempfile.TemporaryDirectory: a directory that is removed with all that is in it."""
+    """tempfile.TemporaryDirectory: a directory that is removed with everything in it."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """run_threads(): an async function in several threads, each with a loop of its own.
 
 The calling thread only supervises. It sleeps in read(2) on a pipe. A thread writes to the pipe when
-it ends, and Python's signal handler does when a signal arrives, so that a signal acts at once even
-if the threads keep the interpreter busy. Nothing here touches a loop, except by
+it ends, and Python's signal handler writes to it when a signal arrives: a signal acts at once even
+if the threads keep the interpreter busy. Nothing here touches a loop, except through
 call_soon_threadsafe().
 
 Any thread may call run_threads(); only a call in the main thread handles signals.
@@ -39,7 +39,7 @@ UNHANDLED: dict[int, Callable[[int, FrameType | None], Any] | signal.Handlers] =
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
 }
-# A process that a signal has ended gets from shells this exit status plus the signal's number.
+# Shells report this exit status plus the signal's number for a process that a signal has ended.
 SIGNALLED = 128
 
 # Whether this process has been told that its threads take turns.
@@ -55,26 +55,28 @@ def run_threads(
 ) -> list[T]:
     """Run the async function *main* in several threads, and return the results in their order.
 
-    *threads* is by default the number of processors that the process may use. Each thread calls
-    *main* once, on a loop of its own that ends as the loop of asyncio.run() does, in a copy of the
-    caller's context. The calling thread waits for all of them.
+    The default of *threads* is the number of processors that the process may use. Each thread calls
+    *main* once, in a copy of the caller's context and on a loop of its own, which ends as the loop
+    of asyncio.run() does. The calling thread waits for all these threads.
 
-    Threads end together, as tasks of an asyncio.TaskGroup do. The first exception cancels the other
-    mains; the exceptions are raised as an ExceptionGroup. If a main raises KeyboardInterrupt or
-    SystemExit, that exception is raised itself, and all others are logged.
+    The threads end together, as the tasks of an asyncio.TaskGroup do. The first exception cancels
+    *main* in the other threads, and the exceptions are raised as an ExceptionGroup. If *main*
+    raises KeyboardInterrupt or SystemExit, that exception is raised without a group, and all others
+    are logged.
 
-    In the main thread of a program without a handler for SIGINT, Ctrl-C cancels all mains, and
-    KeyboardInterrupt is raised after they have ended. The second Ctrl-C raises
-    KeyboardInterrupt in every loop, which then cancels all its tasks and ends. The third ends the
-    process at once: nothing else ends a thread that is blocked. SIGTERM, if it has no handler,
-    cancels all mains too, and ends the process after they have ended. Exceptions of mains are then
-    logged. Signals for which the program has handlers are left to these; if one of them raises an
-    exception, the mains are cancelled before it is passed on.
+    If this function is called in the main thread, and SIGINT has no handler, Ctrl-C cancels *main*
+    in all threads, and KeyboardInterrupt is raised after the threads have ended. A second Ctrl-C
+    raises KeyboardInterrupt in every loop, which then cancels all its tasks and ends. A third ends
+    the process at once, because nothing else ends a thread that is blocked. SIGTERM, if it has no
+    handler, also cancels *main* in all threads; exceptions are logged, and the process ends after
+    the threads have ended. A signal that has a handler is left to that handler; if the handler
+    raises an exception, *main* is cancelled in all threads before the exception is passed on.
 
     Warns with a RuntimeWarning, once in a process, if the threads take turns because of the GIL.
 
-    Raises ValueError for less than one thread. Raises RuntimeError if a loop runs in the calling
-    thread, and if a thread cannot be started; those that have been started are then cancelled.
+    Raises ValueError for fewer than one thread. Raises RuntimeError if a loop runs in the calling
+    thread, or if a thread cannot be started; *main* is then cancelled in the threads that have been
+    started.
     """
     if asyncio.iscoroutine(main):
         raise TypeError("coroutines cannot be used with run_threads(): pass the async function")
@@ -173,7 +175,7 @@ class Worker(Generic[T]):
             self._call_soon(self._task.cancel)
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the loop, even while it runs what main has left."""
+        """Raise KeyboardInterrupt in the loop, even while it runs what *main* has left behind."""
         self.interrupted = True
         self._call_soon(_raise_interrupt)
 
@@ -191,7 +193,7 @@ class Worker(Generic[T]):
 
 
 class Group(Generic[T]):
-    """The threads of one call. The calling thread supervises them by run()."""
+    """The threads of one call. The calling thread supervises them in run()."""
 
     def __init__(self, workers: list[Worker[T]]) -> None:
         self._workers = workers
@@ -292,7 +294,7 @@ class Group(Generic[T]):
         return [result for worker in self._workers for result in worker.results]
 
     def _reason_to_leave(self, errors: list[BaseException]) -> BaseException | None:
-        """Return the exception that is raised itself, and not in a group; None if there is none."""
+        """Return the exception that is raised without a group; None if there is none."""
         if signal.SIGTERM in self._signals:
             # For the first process of a container, which survives the default action.
             return SystemExit(SIGNALLED + signal.SIGTERM)
@@ -356,6 +358,6 @@ def _raise_interrupt() -> None:
 
 
 def _die_of(number: int) -> None:
-    """End this process by a signal, so that its parent sees which."""
+    """End this process with a signal, so that its parent sees which signal it was."""
     signal.signal(number, signal.SIG_DFL)
     signal.raise_signal(number)

@@ -1,14 +1,14 @@
 """TLS sessions that clients keep, so that later connections need no full handshake.
 
-A resumed handshake checks no certificate. So a session is offered only to the server's name and
-port that it came from, by connections with the same context and the same checks, and only until
-the certificate that was checked expires, for a day at most. A server of TLS 1.3 sends sessions as
-tickets after the handshake. Each is used once, so that an observer cannot link two connections. A
-session of TLS 1.2 comes with the handshake and is used again.
+A resumed handshake checks no certificate. A session is therefore offered only to the name and port
+of the server that it came from, only by connections with the same context and the same checks, and
+only until the certificate that was checked expires, for a day at most. With TLS 1.3, a server sends
+sessions as tickets after the handshake; each is used once, so that an observer cannot link two
+connections. With TLS 1.2, the session comes with the handshake and is used again.
 
-The context makes its SSLObjects by a class of its own, which has the sessions. So programs that do
-TLS themselves, by SSLContext.wrap_bio(), resume sessions too. Loops in several threads may share a
-context: a lock guards its sessions. A forked process begins without sessions.
+The context makes its SSLObjects with a class of its own, which has the sessions. Programs that do
+TLS themselves, with SSLContext.wrap_bio(), therefore resume sessions as well. Loops in several
+threads may share a context: a lock guards its sessions. A forked process begins without sessions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 Key = tuple[Any, ...]
 
-# How long, in seconds, a server is trusted by a certificate that was checked once.
+# How long, in seconds, a server is trusted after its certificate has been checked.
 TRUSTED_S = 24 * 3600
 
 # How often a connection asks for its first session after bytes have come: a relay may pass on the
@@ -45,31 +45,32 @@ PASSING = (
 def reuse_sessions(context: ssl.SSLContext, *, size: int = 1024) -> None:
     """Have the clients that use *context* resume TLS sessions, which saves most of a handshake.
 
-    Each connection keeps a session of its server, and a later connection to the same name and port
-    offers it. The server may refuse it; then the handshake is a full one, as without it.
-    `transport.get_extra_info("ssl_object").session_reused` tells whether a session was resumed. A
-    session of TLS 1.3 is used once. At most *size* sessions are kept, the newest ones; each takes
-    about 10 KiB. Those of a server are dropped if it no longer knows one of them, or if TLS fails
-    in a connection to it.
+    The session that a connection gets from its server is kept, and a later connection to the same
+    name and port offers this session. If the server refuses it, the handshake is a full one.
+    `transport.get_extra_info("ssl_object").session_reused` says whether a session was resumed. A
+    TLS 1.3 session is used once. At most *size* sessions are kept, the newest ones; each takes
+    about 10 KiB. All sessions of a server are dropped if the server no longer knows one of them, or
+    if TLS fails on a connection to that server.
 
     A resumed handshake does not check the server's certificate again, and shows the server the
-    client certificate of the first connection. So a session is used only while the certificate is
-    valid, for a day at most, and by connections for which *context* has the same `verify_mode`,
-    `verify_flags`, `check_hostname` and `hostname_checks_common_name`, which must not change while
-    another thread calls `context.wrap_bio()`. After other changes of *context*, such as
-    load_verify_locations(), load_cert_chain() or set_ciphers(), call this function again, which
-    forgets all sessions of *context*.
+    client certificate of the first connection. A session is therefore used only while the server's
+    certificate is valid, for a day at most, and only while *context* has the `verify_mode`,
+    `verify_flags`, `check_hostname` and `hostname_checks_common_name` of the first connection.
+    These four attributes must not change while another thread calls `context.wrap_bio()`. After
+    other changes to *context*, such as load_verify_locations(), load_cert_chain() or set_ciphers(),
+    call this function again: it forgets all sessions of *context*.
 
-    Libraries that do TLS themselves with `context.wrap_bio()`, such as anyio and httpx, resume
-    sessions too, on any loop. They do not tell the port, so their sessions belong to the name
-    alone. The blocking sockets of `context.wrap_socket()` keep no sessions.
+    Libraries that do TLS themselves with `context.wrap_bio()`, such as anyio and httpx, also resume
+    sessions, on any loop. They do not say which port they connect to, so their sessions belong to
+    the name alone. The blocking sockets of `context.wrap_socket()` keep no sessions.
 
-    CPython up to 3.11, 3.12.6 and 3.13.0 copies each session: there a client takes more time for a
-    resumed connection than for a full handshake. The server takes less on each Python.
+    Older versions of CPython copy each session: all versions up to 3.11, 3.12 up to 3.12.6, and
+    3.13.0. On these versions, a resumed connection takes the client more time than a full
+    handshake. It takes the server less time on every version.
 
-    Any thread may call it. Raises TypeError if *context* is no SSLContext, or one that does not
-    make SSLObjects by its `sslobject_class`, and ValueError if *size* is less than 1 or *context*
-    is for servers.
+    Any thread may call this. Raises TypeError if *context* is not an SSLContext, or does not make
+    its SSLObjects with its `sslobject_class`. Raises ValueError if *size* is less than 1, or if
+    *context* is for servers.
     """
     if not isinstance(context, ssl.SSLContext):
         raise TypeError(f"context must be an ssl.SSLContext, not {type(context).__name__}")
@@ -100,7 +101,7 @@ def reuse_sessions(context: ssl.SSLContext, *, size: int = 1024) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """A session, and the time of the clock until which its server is trusted."""
+    """A session, and the time until which its server is trusted."""
 
     key: Key
     session: ssl.SSLSession
@@ -125,14 +126,14 @@ class Sessions:
     def clear(self) -> None:
         # Reentrant, because a finalizer may close a connection while it is held.
         self.lock = threading.RLock()
-        # All, and those of each key: the oldest first.
+        # All sessions, and those of each key; the oldest come first.
         self.kept: dict[Kept, None] = {}
         self.by_key: dict[Key, list[Kept]] = {}
 
     def take(self, key: Key) -> Kept | None:
         """Remove and return the newest session of *key*; None if there is none, or it is too old.
 
-        The newest one has the best chance that the server still knows it.
+        The server is most likely to still know the newest one.
         """
         with self.lock:
             found = self.by_key.get(key)
@@ -182,9 +183,9 @@ os.register_at_fork(after_in_child=clear_all)
 
 
 class ResumingObject(ssl.SSLObject):
-    """The TLS of a client's connection that offers a session and keeps one.
+    """The TLS object of a client's connection, which offers a session and keeps one.
 
-    The methods of SSLObject do so by themselves. The loop's SSLProtocol calls `keep_session`,
+    The methods of SSLObject do both by themselves. The loop's SSLProtocol calls `keep_session`,
     `check_failure` and `end_session` itself, since it reads without `read` (_tls/records.pyx).
     """
 

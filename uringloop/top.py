@@ -1,13 +1,14 @@
 """python -m uringloop.top: show every second what the loops of running programs do.
 
 A program can be watched if it was started with URINGLOOP_MONITOR=1 or has called
-`uringloop.monitor.start()`. Without an argument the table has a line for each loop of all programs
-of the user; with the number of a process that has descendants (a server and its workers), a line
-for each loop of these. For a single process the table has all figures.
+`uringloop.monitor.start()`. Without an argument, the table has a line for each loop of all programs
+of the user. With the PID of a process whose descendants can be watched, such as a server with
+workers, the table has a line for each loop of that process and its descendants. For a single
+process, the table has all figures.
 
-On a terminal and with `rich` installed the table is updated in place; otherwise each table is
-printed below the previous one. The exit status is 0 after Ctrl-C and --once, 1 if nothing can be
-watched, 2 for wrong arguments, and 3 when all watched programs have ended.
+On a terminal, and with `rich` installed, the table is updated in place; otherwise each table is
+printed below the previous one. The exit status is 0 after Ctrl-C, --once or --list; 1 if nothing
+can be watched; 2 if the arguments are wrong; and 3 when all watched programs have ended.
 """
 
 from __future__ import annotations
@@ -210,16 +211,16 @@ def interval(text: str) -> float:
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="Show what the loops of running programs do.",
-        epilog="The exit status is 0 after Ctrl-C and --once, 1 if nothing can be watched, "
-        "2 for wrong arguments, 3 when all watched programs have ended.",
+        description="Show every second what the loops of running programs do.",
+        epilog="The exit status is 0 after Ctrl-C, --once or --list; 1 if nothing can be watched; "
+        "2 if the arguments are wrong; and 3 when all watched programs have ended.",
     )
     parser.add_argument(
         "target",
         nargs="?",
         metavar="PID|SOCKET",
-        help="a process, with its descendants, or a monitor's socket to watch; "
-        "by default all programs of this user",
+        help="a process to watch, with its descendants, or the socket of a monitor; "
+        "by default, all programs of this user are watched",
     )
     parser.add_argument(
         "--list", action="store_true", help="list the programs that can be watched, and exit"
@@ -229,7 +230,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         type=interval,
         default=1.0,
         metavar="SECONDS",
-        help=f"time between two updates, {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}; 1 by default",
+        help=f"time between updates, {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}; 1 by default",
     )
     parser.add_argument("--once", action="store_true", help="show one interval, and exit")
     parser.add_argument(

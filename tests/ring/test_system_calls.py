@@ -16,7 +16,7 @@ from support.loops import each_ring
 
 from uringloop._ring import features, system_calls
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "containers.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "sandboxes.md"
 
 PROGRAM = """
 import asyncio, os, signal, socket, sys, tempfile, threading

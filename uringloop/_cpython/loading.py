@@ -86,13 +86,12 @@ def cause_of_absence() -> str:
             "this frozen program was made without them. If it was made in a clone of uringloop's "
             "sources, make it in another folder. Otherwise add `--collect-all uringloop` for "
             "PyInstaller, `--include-package=uringloop` for Nuitka, or `uringloop` to the packages "
-            "for cx_Freeze (docs/how-to/packaging.md)"
+            "for cx_Freeze"
         )
     if not os.path.isdir(PACKAGE):
         return (
             "it is in an archive, from which Python loads no compiled modules: unpack the archive "
-            "first, as shiv and PEX do, or install the package into a folder "
-            "(docs/how-to/packaging.md)"
+            "first, as shiv and PEX do, or install the package into a folder"
         )
     if os.path.exists(f"{PACKAGE}/_turn/turn.pyx"):
         return (

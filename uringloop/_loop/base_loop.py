@@ -180,7 +180,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
     @property
     def backend_reason(self) -> str:
-        """Why the loop uses that ring, as a sentence without a full stop."""
+        """The reason why the loop uses that ring, as a sentence without a full stop."""
         fall = fallback_of(self)
         return self._backend_reason if fall is None else backends.fall(*fall)
 
@@ -213,19 +213,21 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
             BaseLoop.close(self)
 
     def stats(self) -> Stats:
-        """Return counters of the loop's work and its current state. Any thread may call it."""
+        """Return counters of the loop's work, and its current state. Any thread may call this."""
         stats: Stats = stats_of(self) | self._executor.load()
         return stats
 
     def on_stall(self, callback: StallCallback) -> Callable[[], object]:
-        """Call *callback* when the loop is blocked: when one turn lasts `stall_ms`, or else 100 ms.
+        """Have *callback* called when the loop is blocked, that is, when a turn lasts too long.
 
-        The arguments are the seconds so far, the stack of the loop's thread from the callback on,
-        as a `traceback.StackSummary`, and the task that runs, or None. A thread of the monitor
-        calls, while the loop is still blocked. If that thread could not run meanwhile, as while C
-        code keeps the GIL, it calls when the stall is over, with an empty stack and None.
+        A turn lasts too long after `stall_ms`, or after 100 ms if that option is 0. *callback* gets
+        three arguments: the seconds that the turn has lasted so far; the stack of the loop's
+        thread, as a `traceback.StackSummary` that begins with the callback that blocks the loop;
+        and the task that is running, or None. A thread of the monitor calls *callback* while the
+        loop is still blocked. If that thread could not run during the stall, for example because C
+        code held the GIL, it calls *callback* after the stall, with an empty stack and None.
 
-        Returns a function that undoes the call. Any thread may call both.
+        Returns a function that withdraws *callback*. Any thread may call both functions.
         """
         if not callable(callback):
             raise TypeError(f"a callable object was expected by on_stall(), got {callback!r}")
@@ -501,7 +503,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
 
     @property
     def _closed(self) -> bool:
-        """Read by test suites; uvloop has it, too."""
+        """Read by test suites; uvloop also has this attribute."""
         return self.is_closed()
 
     @property

@@ -32,7 +32,7 @@ class IdleThreads:
 
 
 class ThreadPool(concurrent.futures.ThreadPoolExecutor):
-    """A ThreadPoolExecutor with a compiled queue, by which it performs the calls of loops."""
+    """A ThreadPoolExecutor with a compiled queue, through which it performs the calls of loops."""
 
     _work_queue: jobs.JobQueue  # type: ignore[assignment]
     _idle_semaphore: IdleThreads  # type: ignore[assignment]

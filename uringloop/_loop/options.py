@@ -26,7 +26,7 @@ IDLE_MAX_MS = 60_000
 ON = ("1", "yes", "true", "on")
 OFF = ("0", "no", "false", "off")
 
-# Who obeys a variable. Each new loop checks the variables of the first loop, too.
+# Who obeys a variable. Each new loop also checks the variables of the first loop.
 EACH_LOOP = "each new loop"
 FIRST_LOOP = "the first loop of a process"
 IMPORT = "`import uringloop`"
@@ -37,7 +37,7 @@ IO_URING_NEWER = "both; io_uring from Linux 6.12"
 
 
 def says_yes(name: str, text: str) -> bool:
-    """Return whether *text*, the value of *name*, says yes. Raises ValueError for other words."""
+    """Return whether *text*, the value of *name*, means yes. Raises ValueError for other words."""
     word = text.lower()
     if word not in (*ON, *OFF):
         raise ValueError(f"{name} must be one of {', '.join((*ON, *OFF))}, not {text!r}")
@@ -50,9 +50,9 @@ def out_of_range(name: str, most: int, given: object) -> ValueError:
 
 
 class Option:
-    """An option: its argument and its variable, either of which may be "", and what a user reads.
+    """An option: its argument and its variable, either of which may be "", and its description.
 
-    *read* says who reads the argument and the variable, *ring* where the option has an effect.
+    *read* says what reads the argument and the variable, and *ring* where the option has an effect.
     A subclass has the method `value`, which takes the argument if there is one.
     """
 
@@ -76,7 +76,7 @@ class Option:
         self.ring = ring
 
     def text(self, variables: Mapping[str, str] | None = None) -> str:
-        """Return the text of the variable, "" if it is not set; by default this process's."""
+        """Return the text of the variable, "" if it is not set; by default that of this process."""
         if variables is None:
             return stdlib.variable(self.variable)
         return variables.get(self.variable, "").strip()
@@ -168,7 +168,7 @@ class Switch(Option):
 
 
 class PlaceOption(Option):
-    """The place to write to or to be found at; "1" is the usual one, if any, and "" is none.
+    """A place to write to or to be found at; "1" is the usual place, if any, and "" is none.
 
     A place contains *mark*, so that a wrong word is not taken for the name of a file.
     """
@@ -213,18 +213,18 @@ WARN_FALLBACK = Switch(
 BATCH_WAIT_US = Number(
     "batch_wait_us",
     most=WAIT_MAX_US,
-    effect="lets completions gather for that many microseconds while the loop sleeps",
+    effect="lets completions gather for this many microseconds while the loop sleeps",
     ring=IO_URING_NEWER,
 )
 BUSY_POLL_US = Number(
     "busy_poll_us",
     most=WAIT_MAX_US,
-    effect="polls for work for that many microseconds before each sleep",
+    effect="polls for work for this many microseconds before each sleep",
 )
 SQPOLL = Number(
     "sqpoll",
     most=IDLE_MAX_MS,
-    effect="a kernel thread sends and receives; it sleeps after that many idle milliseconds",
+    effect="lets a kernel thread send and receive, and sleep after this many idle milliseconds",
     ring=IO_URING_ONLY,
 )
 SQPOLL_CPU = Processor(
@@ -239,29 +239,29 @@ NESTABLE = Switch(
     "nestable",
     "URINGLOOP_NESTABLE",
     default=False,
-    effect="the loop can be run again while it runs",
+    effect="allows the loop to be run again while it runs",
 )
 STALL_MS = Number(
     "stall_ms",
     "URINGLOOP_STALL_MS",
     most=IDLE_MAX_MS,
-    effect="logs what blocks the loop for that many milliseconds",
+    effect="logs what has blocked the loop for this many milliseconds",
 )
 MONITOR = PlaceOption(
     "URINGLOOP_MONITOR",
-    effect="python -m uringloop.top can watch the process, at a socket of that path",
+    effect="lets python -m uringloop.top watch the process, through a socket at that path",
     read=FIRST_LOOP,
 )
 HEALTH = PlaceOption(
     "URINGLOOP_HEALTH",
     mark=":",
     values="0 or an address",
-    effect="answers at that address by HTTP whether the loops are alive and ready",
+    effect="answers over HTTP at that address whether the loops are alive and ready",
     read=FIRST_LOOP,
 )
 TRACE = PlaceOption(
     "URINGLOOP_TRACE",
-    effect="writes each operation to a file of that path; 1 is standard error",
+    effect="writes each operation to the file at that path; 1 is standard error",
 )
 STREAMS = Switch(
     "",
@@ -276,7 +276,7 @@ DISABLE = Option(
     backends.DISABLE_VARIABLE,
     values="names",
     default="none",
-    effect="disables features of the ring, and replacements of the standard library's code",
+    effect="disables the named features of the ring and replacements of standard library code",
 )
 
 # In the order of docs/reference/configuration.md.

@@ -483,10 +483,10 @@ cdef class DatagramTransport(FlowControl):
             self.send_or_queue(data, addr, None, 0)
 
     def sendmsg(self, buffers, ancdata=(), addr=None):
-        """Send one datagram of *buffers* with ancillary data, at once or when there is room.
+        """Send *buffers* as one datagram with ancillary data, at once or when there is room.
 
-        The arguments are those of `socket.sendmsg`. Descriptors that are passed on may be closed
-        when this returns.
+        *buffers* and *ancdata* are those of `socket.sendmsg`. Descriptors in *ancdata* may be
+        closed as soon as this returns.
         """
         cdef bytes data = joined(buffers)
         cdef bytes ancillary = packed_ancillary(ancdata)
@@ -495,10 +495,11 @@ cdef class DatagramTransport(FlowControl):
             self.send_or_queue(data, addr, ancillary, 0)
 
     def send_segments(self, data, segment_size, addr=None, ancdata=()):
-        """Send *data* as datagrams of *segment_size* bytes, the last of them perhaps shorter.
+        """Send *data* as datagrams of *segment_size* bytes; the last one may be shorter.
 
-        Each has the ancillary data. The kernel cuts up to 64 datagrams out of one call; where it
-        cannot, one call sends each. Raises TypeError, and ValueError for a size below 1.
+        Each datagram carries *ancdata*. The kernel makes up to 64 datagrams from the data of one
+        call; where it cannot, each datagram takes a call. Raises TypeError for arguments of wrong
+        types, and ValueError if *segment_size* is less than 1.
         """
         cdef bytes ancillary = packed_ancillary(ancdata)
         cdef Py_ssize_t size = segment_size

@@ -170,7 +170,7 @@ cdef class WritePipeTransport(WriteTransport):
     def write(self, data):
         """Write at once what the pipe has room for, and the rest of *data* when it has room again.
 
-        Mutable data is copied: the caller may change it when write() has returned.
+        Mutable data is copied: the caller may change it as soon as write() has returned.
         """
         self.loop.check_owner()
         if self.life >= CLOSING:

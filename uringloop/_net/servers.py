@@ -42,15 +42,18 @@ Hosts = str | Iterable[str] | None
 
 
 class Drained(NamedTuple):
-    """How the connections of a drained server have ended."""
+    """The result of `Server.drain`: how many connections have ended in each way."""
 
     ended: int  # by themselves, before the timeout
-    closed: int  # by close(), after what was written to them had been sent
-    aborted: int  # by abort(), because that took too long
+    closed: int  # by close(), after the data written to them had been sent
+    aborted: int  # by abort(), because sending their data took too long
 
 
 class Server(asyncio.Server):
-    """A server. close_clients() and abort_clients() exist on every version of Python."""
+    """A server of a uringloop.Loop.
+
+    Unlike in asyncio, close_clients() and abort_clients() exist on every version of Python.
+    """
 
     # asyncio.Server is a base class for isinstance() and annotations; no method of it is called.
 
@@ -138,7 +141,7 @@ class Server(asyncio.Server):
         return [*self._connections.transports(), *self._foreign_transports]
 
     def close_clients(self) -> None:
-        """Close all connections, after what was written to them has been sent."""
+        """Close each connection as soon as the data written to it has been sent."""
         for transport in self._transports():
             transport.close()
 
@@ -150,20 +153,23 @@ class Server(asyncio.Server):
     # ── limits ───────────────────────────────────────────────────────────────────────────────
 
     def pause_accepting(self) -> None:
-        """Let new connections wait in the backlog, or be accepted by other processes."""
+        """Stop accepting: new connections wait in the backlog, or other processes accept them."""
         self._loop._check_owner()
         self._paused = True
         self._hold_or_release()
 
     def resume_accepting(self) -> None:
-        """Accept again what waits, up to the limit of the server."""
+        """Accept again, including what waits in the backlog, up to `max_connections`."""
         self._loop._check_owner()
         self._paused = False
         self._hold_or_release()
 
     @property
     def max_connections(self) -> int | None:
-        """The limit; None for none. A lower one than there are connections closes none of them."""
+        """The largest number of connections at a time, or None for no limit.
+
+        Setting a limit below the present number of connections closes none of them.
+        """
         return self._max_connections
 
     @max_connections.setter
@@ -191,11 +197,11 @@ class Server(asyncio.Server):
                 listener.hold()
 
     async def drain(self, timeout: float | None = None, close_timeout: float = 1.0) -> Drained:
-        """Stop listening, and wait until the connections have ended; return how they did.
+        """Stop listening, wait until all connections have ended, and return how they ended.
 
-        What waits in the backlog is served, too, unless other processes accept from the socket.
-        After *timeout* seconds the connections that remain are closed, and *close_timeout* seconds
-        later aborted. serve_forever() ends at the end of this.
+        Connections in the backlog are also served, unless other processes accept from the socket.
+        After *timeout* seconds the server closes the connections that remain, and *close_timeout*
+        seconds later it aborts those that are still open. serve_forever() ends when this returns.
         """
         self._loop._check_owner()
         # Before anything ends: these raise TypeError.
@@ -219,9 +225,9 @@ class Server(asyncio.Server):
         return Drained(count - remaining, remaining - aborted, aborted)
 
     async def _accept_rest(self, deadline: float) -> int:
-        """Accept what waits in the backlog of each socket, and close it.
+        """Accept what waits in the backlog of each socket, and close the socket.
 
-        Returns how many connections there were and have come.
+        Returns the number of connections that were there or have come.
         """
         # A client that finds the file after that could only be reset.
         self._remove_file()
@@ -248,7 +254,7 @@ class Server(asyncio.Server):
         return count
 
     async def _until_ended(self, timeout: float) -> None:
-        """Wait until there is no connection any more, for *timeout* seconds at most."""
+        """Wait until no connection is left, for *timeout* seconds at most."""
         if self._active_count and self._waiters is not None:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
@@ -340,7 +346,7 @@ class Server(asyncio.Server):
     async def wait_closed(self) -> None:
         """Wait until the server is closed and its connections have ended.
 
-        As in asyncio, this returns at once for a closed server before Python 3.12.
+        Before Python 3.12 this returns at once if the server is closed, as in asyncio.
         """
         self._loop._check_owner()
         if self._waiters is None:
@@ -353,7 +359,7 @@ class Server(asyncio.Server):
 
 
 def close_politely(transport: asyncio.Transport) -> None:
-    """Close a connection as its protocol would: TLS tells the peer that this is the end."""
+    """Close a connection as its protocol would: over TLS, the peer is told of the end."""
     protocol = transport.get_protocol()
     if isinstance(protocol, SSLProtocol):
         upgrade.app_transport(protocol).close()
@@ -598,7 +604,7 @@ def _bind_path(path: str | bytes, mode: int | None) -> socket.socket:
 
 
 def remove_stale_socket(path: str | bytes) -> None:
-    """Remove the socket file that an earlier process has left. Abstract names have none."""
+    """Remove the socket file that an earlier process has left. An abstract name has no file."""
     if path[0] in (0, "\0"):
         return
     try:

@@ -239,7 +239,7 @@ async def attempt(LoopCore loop, sock, unsigned int mask, method, tuple args):
                 # Looked up for each attempt, as in asyncio.
                 return getattr(sock, method)(*args)
             except (BlockingIOError, InterruptedError):
-                pass  # Wait below, outside of the handler.
+                pass  # Wait below, outside the handler.
             if waiter is not None and mask != POLLIN:
                 # The poll has reported room in the socket, but its receiver's queue is full; or an
                 # error, but its queue of errors is empty.

@@ -1,4 +1,4 @@
-"""What `sock_wait` waits for."""
+"""The states that `sock_wait` waits for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import select
 
 
 class Event(enum.IntFlag):
-    """States of a socket, which may hold at the same time."""
+    """States of a socket, several of which can hold at the same time."""
 
     READ = 1  # there are data, a connection to accept, or the end of the stream
     WRITE = 2  # there is room for data, or the connection is made
@@ -37,7 +37,7 @@ def mask_of(events: int) -> int:
 
 
 def found_now(fd: int, mask: int) -> Event:
-    """Return which events hold at *fd*, without waiting; of HANGUP and ERROR also unasked ones.
+    """Return which events hold at *fd*, without waiting, and HANGUP and ERROR even if unasked.
 
     Raises OSError for a closed socket.
     """

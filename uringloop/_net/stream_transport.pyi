@@ -17,12 +17,12 @@ class StreamTransport(WriteTransport):
     def write(self, data: bytes | bytearray | memoryview) -> None: ...
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None: ...
     def detach(self) -> tuple[socket.socket, bytes]:
-        """Return a socket of the connection, and the bytes that the protocol has not got yet.
+        """Return a socket of the connection, and the bytes that the protocol has not received yet.
 
-        The caller owns the socket, a duplicate, in non-blocking mode: the connection goes on there.
-        For this transport it has ended: connection_lost(None) is called in the next turn. Raises
-        RuntimeError if the transport is closing, or if written bytes are not sent yet, and the
-        connection's error if it has broken.
+        The socket is a non-blocking duplicate; the caller owns it, and the connection goes on
+        there. For this transport the connection has ended: connection_lost(None) is called in the
+        next turn. Raises RuntimeError if the transport is closing or has bytes that are not sent
+        yet, OSError if no descriptor is free, and the connection's own error if it has broken.
         """
 
 def make_stream(

@@ -633,12 +633,12 @@ cdef class StreamTransport(WriteTransport):
     # ── handing over ─────────────────────────────────────────────────────────────────────────
 
     def detach(self):
-        """Return a socket of the connection, and the bytes that the protocol has not got yet.
+        """Return a socket of the connection, and the bytes that the protocol has not received yet.
 
-        The caller owns the socket, a duplicate, in non-blocking mode: the connection goes on there.
-        For this transport it has ended: connection_lost(None) is called in the next turn. Raises
-        RuntimeError if the transport is closing, or if written bytes are not sent yet, OSError if
-        no descriptor is free, and the connection's error if it has broken.
+        The socket is a non-blocking duplicate; the caller owns it, and the connection goes on
+        there. For this transport the connection has ended: connection_lost(None) is called in the
+        next turn. Raises RuntimeError if the transport is closing or has bytes that are not sent
+        yet, OSError if no descriptor is free, and the connection's own error if it has broken.
         """
         self.loop.check_owner()
         if self.life >= BROKEN:
@@ -682,9 +682,9 @@ cdef class StreamTransport(WriteTransport):
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     def write(self, data):
-        """Queue *data*; it is sent at the end of the turn, or at once if it is large.
+        """Queue *data*, which is sent at the end of the turn, or at once if it is large.
 
-        Mutable data is copied: the caller may change it when write() has returned.
+        Mutable data is copied: the caller may change it as soon as write() has returned.
         """
         self.put(data)
 

@@ -2,7 +2,7 @@
 
 The table has the calls that asyncio's loops or Python itself need not make, and those without which
 there is no loop. A seccomp filter refuses a call with EPERM or ENOSYS; an old kernel lacks it.
-`python -m uringloop.doctor` and `docs/how-to/containers.md` show the table, and the tests refuse
+`python -m uringloop.doctor` and `docs/reference/sandboxes.md` show the table, and the tests refuse
 one row after the other.
 """
 

@@ -1170,8 +1170,8 @@ cdef bytes bytes_of(object data):
 cdef class SSLTransport:
     """The transport that the program gets.
 
-    Methods that change the connection, or ask OpenSSL, check the thread; others may be called by
-    any thread.
+    Methods that change the connection or ask OpenSSL check the thread; any thread may call the
+    others.
     """
 
     def __init__(self, *args, **kwargs):
@@ -1280,7 +1280,7 @@ cdef class SSLTransport:
         self.protocol.write(bytes_of(data))
 
     def writelines(self, list_of_data):
-        """Write the pieces, joined to as few records as they fill."""
+        """Write the pieces, joined into as few records as possible."""
         self.protocol.loop.check_owner()
         self.protocol.write(b"".join([
             data if type(data) is bytes else bytes(memoryview(data)) for data in list_of_data]))

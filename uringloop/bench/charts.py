@@ -1,6 +1,6 @@
-"""The report as pictures, one for `--plot` and one for each panel of the page.
+"""The report as pictures: one for `--plot`, and one for each panel of the page.
 
-Each size of message has its panels; a panel without data is left out.
+Each message size has panels of its own; a panel without data is left out.
 
 This is the only module of the benchmark that imports matplotlib, and it does so only to draw.
 """
@@ -198,7 +198,7 @@ def _draw_panel(panel: Panel, results: list[Result], clients: list[int], axes: A
 
 
 def clients_axis(axes: Any, clients: list[int]) -> None:
-    """Make the axis of the clients a logarithmic one, with these numbers on it."""
+    """Make the axis of the clients logarithmic, and label it with these numbers."""
     axes.set_xscale("log")
     axes.set_xticks(clients, _spaced(clients))
     axes.set_xticks([], minor=True)
@@ -217,7 +217,7 @@ def _spaced(clients: list[int]) -> list[str]:
 
 
 def _draw_latency(results: list[Result], axes: Any) -> None:
-    """Draw percentiles of all rounds' latencies, ever closer to the slowest request."""
+    """Draw percentiles of the latencies of all rounds, up to the slowest request."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     names = _names(results)
@@ -246,7 +246,7 @@ def _draw_latency(results: list[Result], axes: Any) -> None:
 
 
 def _place(percent: float) -> float:
-    """Return the x position of a percentile: one request of so many is slower."""
+    """Return the x position of a percentile: the number of requests of which one is slower."""
     return 1 / (1 - percent / 100)
 
 

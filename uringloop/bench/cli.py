@@ -1,7 +1,8 @@
 """The command line: its options, their checks, and the exit status.
 
 The status is 0 after a clean run, 1 if a server or an echo failed, 2 if the options are invalid or
-this machine cannot run them, 130 after Ctrl-C and 143 after SIGTERM. No process is left behind.
+this machine cannot run what they ask for, 130 after Ctrl-C and 143 after SIGTERM. No process is
+left behind.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ PICTURES = (".png", ".svg")
 
 # The last paragraph of --help.
 _EPILOG = (
-    "Known loops: " + ", ".join(loops.KNOWN) + "; any other is named module:factory."
-    " A loop that is not installed gets a row that says so."
+    "Known loops: " + ", ".join(loops.KNOWN) + ". Any other loop is named as module:factory."
+    " The row of a loop that is not installed says so."
 )
 
 
@@ -73,27 +74,28 @@ def names(text: str) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m uringloop.bench",
-        description="Compare asyncio event loops with one echo server, every echoed byte checked.",
+        description="Compare asyncio event loops with one echo server. Every byte is checked.",
         epilog=_EPILOG,
     )
     add = parser.add_argument
     add("--mode", choices=tuple(SERVERS), default="protocol", help="API of the server (protocol)")
     add("--sizes", type=_numbers, metavar="N,...", help="bytes per message (1000)")
     add("--clients", type=_numbers, metavar="N,...", help="simultaneous connections (1,50,300)")
-    add("--full", action="store_true", help="the classic table: 18 sizes and numbers of clients")
+    full = f"{len(FULL_SIZES)} sizes, each with {len(FULL_CLIENTS)} numbers of clients"
+    add("--full", action="store_true", help=full)
     add(
         "--duration",
         type=float,
         default=DEFAULT_DURATION,
         metavar="SECONDS",
-        help=f"of each measurement ({DEFAULT_DURATION:g})",
+        help=f"length of each measurement ({DEFAULT_DURATION:g})",
     )
     add(
         "--rounds",
         type=int,
         default=DEFAULT_ROUNDS,
         metavar="N",
-        help=f"per loop and cell, at least 3 ({DEFAULT_ROUNDS})",
+        help=f"measurements for each figure, at least 3 ({DEFAULT_ROUNDS})",
     )
     add(
         "--loops",
@@ -102,16 +104,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,...",
         help=f"loops to compare ({','.join(DEFAULT_LOOPS)})",
     )
-    add("--unix", action="store_true", help="UNIX sockets instead of TCP")
-    add("--port", type=int, default=0, help="fixed TCP port of the server (any free one)")
+    add("--unix", action="store_true", help="use UNIX sockets instead of TCP")
+    add("--port", type=int, default=0, help="TCP port of the server (any free port)")
     add(
         "--rate",
         type=float,
         default=0.0,
         metavar="R",
-        help="open loop: R requests/s in all, latency from the scheduled time",
+        help="open loop: R requests/s in total; latencies count from the scheduled time",
     )
-    add("--same-core", action="store_true", help="server and load generator on one core")
+    add("--same-core", action="store_true", help="run server and load generator on one core")
     add("--json", type=Path, metavar="FILE", help="write the report as JSON")
     add("--markdown", type=Path, metavar="FILE", help="write the report as Markdown")
     add("--report", type=Path, metavar="FILE", help="write the report as HTML, with charts")
@@ -168,7 +170,7 @@ def _check_machine(settings: Settings) -> None:
 
 
 def check_file(path: Path | None) -> None:
-    """Refuse a file that cannot be written, before the measurement and not after it."""
+    """Refuse a file that cannot be written before anything is measured."""
     if path is None:
         return
     try:

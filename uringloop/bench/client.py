@@ -39,8 +39,9 @@ class Task:
 class Measurement:
     """One round of one cell; the latencies are histogram buckets as Histogram.items returns.
 
-    The client has taken the answers to *requests*; the server has made *answers*. With thousands of
-    connections both always have work, and a time slice ends with answers that are not taken yet.
+    *requests* is the number of answers that the client has taken, and *answers* the number that the
+    server has made. With thousands of connections both always have work, and a time slice ends with
+    answers that are not taken yet.
     """
 
     requests: int
@@ -92,7 +93,7 @@ def count_entries(task: Task, generator: LoadGenerator) -> tuple[int | None, int
 
 
 class ServerWork:
-    """The CPU time that a server has used, and the answers that it has made, since a moment."""
+    """The CPU time that a server has used and the answers that it has made, since a moment."""
 
     def __init__(self, task: Task, generator: LoadGenerator) -> None:
         self.pid = task.server_pid
@@ -106,7 +107,7 @@ class ServerWork:
         return (before + counters.cpu_ns(self.pid)) // 2, untaken
 
     def since(self, taken: int) -> tuple[int, int]:
-        """Return nanoseconds and answers; *taken* were taken meanwhile."""
+        """Return nanoseconds and answers since then; the client has taken *taken* of these."""
         cpu_ns, untaken = self._read()
         return cpu_ns - self.cpu_ns, taken + untaken - self.untaken
 

@@ -1,6 +1,6 @@
 """The cost of a process: nanoseconds on CPU, entries into the kernel, memory.
 
-The load generator's process reads these from outside, so that nothing runs in the measured one.
+The load generator's process reads these from outside: nothing extra runs in the measured process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The echo servers that are measured: the ways in which asyncio programs serve TCP.
 
-Each is written as a user would write it, and not tuned for one loop: `protocol` and `buffered` are
-the callback APIs, `streams` the coroutine API, `compiled-streams` the same by uringloop.streams,
-`sockets` the plain sock_* methods. Runs on the thread of the loop that serves.
+Each server is written as a user would write it, and not tuned for one loop: `protocol` and
+`buffered` use the callback APIs, `streams` the coroutine API, `compiled-streams` the same API from
+uringloop.streams, and `sockets` the plain sock_* methods. A server runs in its loop's thread.
 """
 
 from __future__ import annotations

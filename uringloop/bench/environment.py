@@ -1,4 +1,4 @@
-"""The machine and the software of a run, without which its figures are not to be quoted."""
+"""The machine and the software of a run; figures must not be quoted without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and how processes run: cores, scheduling policy, and processors that stay awake."""
+"""Where and how processes run: cores, scheduling policy, and processors kept awake."""
 
 from __future__ import annotations
 

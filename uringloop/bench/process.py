@@ -1,4 +1,4 @@
-"""Set-up of every process of the benchmark: limits, and an end with its parent."""
+"""Set-up of every process of the benchmark: limits, and an end when its parent ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import resource
 import select
 import signal
 
-# Descriptors that a process needs besides its connections: ring, listener, pipes, modules.
+# Descriptors that a process needs in addition to its connections: ring, listener, pipes, modules.
 _SPARE_DESCRIPTORS = 64
 
 # Enough for the most connections of a row; the limit that many containers have is lower.
@@ -17,7 +17,7 @@ _DESCRIPTORS = 1 << 16
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files to the hard limit, and that, too, if it is low; return it."""
+    """Raise the limit of open files to the hard limit, and a low hard limit as well; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Only privileged processes may raise the hard limit.
     with contextlib.suppress(ValueError):

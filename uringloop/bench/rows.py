@@ -104,8 +104,8 @@ class Row(Generic[Round]):
     ) -> None:
         """Take *rounds* rounds of every cell in turn; *step* is called after each.
 
-        With *rotating* each round begins with another cell. This is for workloads that leave state,
-        such as dirty pages, to the cell that is measured next.
+        With *rotating*, each round begins with another cell, for workloads that leave state behind,
+        such as dirty pages, which the next cell meets.
         """
         cells = list(self.cells.values())
         for number in range(rounds):

@@ -1,7 +1,7 @@
 """Runs a new server and a new load generator for each measurement.
 
 A server lives for one round of one cell: it does not inherit the heap, the caches or the
-connections of another, its peak memory is that of the cell, and no idle server runs beside it.
+connections of another, its peak memory is that of the cell, and no idle server runs alongside it.
 """
 
 from __future__ import annotations

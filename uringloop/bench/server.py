@@ -1,7 +1,7 @@
 """The measured process: `python -m uringloop.bench.server --loop NAME --mode MODE`.
 
-Listens, prints one line of JSON when it is ready (or the reason if it cannot start), and serves
-until SIGTERM or until the process that started it ends.
+It listens, prints one line of JSON when it is ready (or the reason if it cannot start), and serves
+until SIGTERM, or until the process that started it ends.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def verdict(results: list[Result], rate: float) -> str:
 
 
 def _claim(name: str, speed: str, cost: str) -> list[str]:
-    """Return what is said about the loop *name*, without a ratio that is empty."""
+    """Return the statement about the loop *name*, without ratios that are empty."""
     if speed and cost:
         return [
             f"served {speed} times the requests per second of {name} "

@@ -1,14 +1,15 @@
 """write_atomic(): replace all of a file's contents or, if anything fails, none of them.
 
 On file systems with O_TMPFILE the data is written to an unnamed file and synced, so that a process
-that is killed meanwhile leaves nothing behind. A new file is then linked to its name. A link cannot
-replace an existing file: the unnamed file is linked to a temporary name beside it, which is renamed
-in the same submission. A process that is killed between these two system calls leaves the temporary
-name, with all of the new contents.
+that is killed while it writes leaves nothing behind. If *path* does not exist, the unnamed file is
+then linked to that name. As a link cannot replace an existing file, the unnamed file is otherwise
+linked to a temporary name in the same directory, which is renamed in the same submission. A process
+that is killed between these two system calls leaves the temporary name, with all of the new
+contents.
 
-Elsewhere a file with a temporary name is written, and a killed process leaves it with what was
-written so far. Temporary names begin with the name of the file, and end in a random number and
-`.tmp`.
+On other file systems, a file with a temporary name is written; a process that is killed leaves this
+file with what was written so far. Temporary names begin with the name of the file, and end in a
+random number and `.tmp`.
 
 While the data is being written, only the owner may read it, and only if the owner of the replaced
 file may. The permissions of that file are copied after the last write (see permissions.py).
@@ -44,13 +45,14 @@ NEW_MODE = 0o666
 
 
 async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
-    """Replace the contents of *path* by *data*, durably, or leave them as they were.
+    """Replace the contents of *path* with *data*, durably, or leave them as they were.
 
-    The data is written and synced beside *path*, takes its place, and then the directory is synced.
-    An existing file keeps its permissions, its ACL, and its owner and group as far as the caller
-    may set them; a symbolic link is replaced, not followed. Raises OSError, and then leaves nothing
-    behind. A process that is killed may leave a file whose name begins with that of *path* and ends
-    in `.tmp`: docs/how-to/files.md says when.
+    The data is written to a new file in the same directory and synced; the new file then takes the
+    place of *path*, and the directory is synced. If *path* was a file, the new file has the same
+    permissions and ACL, and the same owner and group as far as the caller may set them. A symbolic
+    link is replaced, not followed. If this raises OSError, nothing is left behind. A process that
+    is killed can leave a file whose name begins with that of *path* and ends in `.tmp`. The page
+    "Files" of the manual states when.
     """
     name: Any = os.fspath(path)
     folder = os.path.dirname(name) or os.curdir
@@ -62,7 +64,7 @@ async def write_atomic(path: StrOrBytesPath, data: ReadableBuffer) -> None:
 
 
 async def _write_nameless(name: Any, folder: Any, data: ReadableBuffer, mode: int) -> bool:
-    """Write *data* by way of an unnamed file; return False if that is not possible here."""
+    """Write *data* through an unnamed file; return False if that is not possible here."""
     fd = await path_operations.open_nameless(folder, mode)
     if fd < 0:
         return False
@@ -114,7 +116,7 @@ async def _replace(source: str, name: Any) -> None:
 
 
 async def _write_named(name: Any, data: ReadableBuffer, mode: int) -> None:
-    """Write *data* by way of a file with a temporary name."""
+    """Write *data* through a file with a temporary name."""
     temporary, fd = await _temporary_beside(name, mode)
     try:
         async with RawFile(fd, temporary, mode="wb") as file:
@@ -147,7 +149,7 @@ async def _temporary_beside(name: Any, mode: int) -> tuple[Any, int]:
 
 
 def _temporary_names(name: AnyStr) -> Iterator[AnyStr]:
-    """Yield names beside *name* that begin with it, or with as much of it as fits."""
+    """Yield names in the directory of *name* that begin with it, or with as much of it as fits."""
     folder, last = os.path.split(os.fsdecode(name))
     for number in range(TRIES):
         end = f".{os.urandom(6).hex()}{SUFFIX}"

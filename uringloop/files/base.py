@@ -33,7 +33,7 @@ def limit_of(size: SupportsIndex | None) -> int:
 
 
 def one_at_a_time(method: M) -> M:
-    """Run the calls of one file one after another, in the order in which they were started.
+    """Run the calls on one file one after the other, in the order in which they were made.
 
     A call also waits for the next turn of the loop if this one has no time left for files.
     """
@@ -69,7 +69,7 @@ def one_at_a_time_now(method: M) -> M:
 
 
 class AwaitableBool(int):
-    """A bool that may also be awaited, as `readable()` and others are coroutines in aiofiles."""
+    """A bool that can also be awaited: in aiofiles, `readable()` and others are coroutines."""
 
     __slots__ = ()
 
@@ -167,7 +167,7 @@ class AsyncFile(Lines[Line]):
 
     @one_at_a_time
     async def readlines(self, hint: int | None = -1) -> list[Line]:
-        """Read to the end, or until the lines have more than *hint* characters."""
+        """Read lines to the end, or until they have more than *hint* characters or bytes."""
         limit = limit_of(hint)
         lines: list[Line] = []
         length = 0
@@ -182,7 +182,7 @@ class AsyncFile(Lines[Line]):
                 if self._lock.spent():
                     await self._lock.pause()
         except UnicodeError:
-            # Built-in files lose the lines, too.
+            # Built-in files also lose the lines.
             raise
         except BaseException:
             await self._unread_lines(lines, mark)

@@ -170,7 +170,7 @@ class RawFile(BinaryFile):
 
     @one_at_a_time
     async def write(self, data: Buffer) -> int:
-        """Write all of *data*. An OSError has the bytes written as `characters_written`."""
+        """Write all of *data*. An OSError has `characters_written`, the number of bytes written."""
         view = bytes_of(data)
         self._check_writable()
         await self._write_all(view)
@@ -325,7 +325,7 @@ class BufferedFile(LineFile, BinaryFile):
 
     @one_at_a_time
     async def peek(self, size: int = 0) -> bytes:
-        """Return bytes without moving the position, after at most one read from the file."""
+        """Return bytes without moving the position; this reads from the file once at most."""
         index(size)
         await self._prepare_to_read()
         if self._start == len(self._ahead):

@@ -100,7 +100,7 @@ class Scan(Closing, Generic[AnyStr]):
 def scandir(path: Any = ".") -> Scan[Any]:
     """os.scandir, in threads: `async for` yields `os.DirEntry` objects.
 
-    Their `stat()` may block; `is_dir()`, `is_file()` and `is_symlink()` mostly do not.
+    `stat()` of an entry may block; `is_dir()`, `is_file()` and `is_symlink()` rarely do.
     """
     return Scan(path)
 
@@ -116,7 +116,7 @@ async def walk(
     onerror: Callable[[OSError], object] | None = None,
     followlinks: bool = False,
 ) -> AsyncIterator[tuple[AnyStr, list[AnyStr], list[AnyStr]]]:
-    """os.walk, a directory at a time in a thread; *onerror* is called in the loop's thread."""
+    """os.walk, one directory at a time in a thread; the loop's thread calls *onerror*."""
     errors: list[OSError] = []
     folders: Any = os.walk(top, topdown, errors.append, followlinks)
     try:

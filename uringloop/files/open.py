@@ -110,8 +110,8 @@ def open(
 ) -> Any:
     """Open *file* as the built-in does, for `await` or `async with`.
 
-    The file belongs to no loop: each call uses the running one. Calls of one file run one after
-    another, in the order in which they were started; those with an offset (`pread`, `pwrite`) run
+    The file belongs to no loop: each call uses the running loop. Calls on one file run one after
+    the other, in the order in which they were made; calls with an offset (`pread`, `pwrite`) run
     concurrently.
     """
     return Opening(_open(file, mode, buffering, encoding, errors, newline, closefd, opener))

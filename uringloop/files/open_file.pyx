@@ -127,7 +127,7 @@ cdef class OpenFile(FileRequests):
     # ── at an offset ─────────────────────────────────────────────────────────────────────────
 
     async def pread(self, Py_ssize_t n, offset):
-        """Read up to *n* bytes at *offset*; less only at the end of the file."""
+        """Read *n* bytes at *offset*; return fewer only at the end of the file."""
         cdef FileOperation operation
         cdef int64_t start
         self._lock.enter()
@@ -147,8 +147,8 @@ cdef class OpenFile(FileRequests):
     async def pread_into(self, buffer, offset):
         """Read at *offset* into *buffer*; return the number of bytes.
 
-        The buffer must not be used meanwhile. A cancelled call returns only after the kernel has
-        finished with it.
+        The buffer must not be used before the call has ended. A cancelled call ends only after the
+        kernel has finished with the buffer.
         """
         cdef FileOperation operation
         cdef int64_t start
@@ -166,8 +166,8 @@ cdef class OpenFile(FileRequests):
     async def pwrite(self, data, offset):
         """Write all of *data* at *offset*; return its size in bytes.
 
-        An OSError has the number of bytes written as `characters_written`. A file that was opened
-        for appending is appended to, as by os.pwrite.
+        An OSError has `characters_written`, the number of bytes written. If the file was opened for
+        appending, *data* is appended, as with os.pwrite.
         """
         cdef Py_ssize_t written = 0
         cdef FileOperation operation
@@ -429,7 +429,7 @@ cdef class OpenFile(FileRequests):
         return self.position()
 
     def _size(self):
-        """Return the size of the file as known without asking a server, 0 if that fails."""
+        """Return the size of the file as it is known without asking a server; 0 if that fails."""
         cdef uring_file_status facts
         return facts.size if uring_get_status(self.fd, &facts) == 0 else 0
 

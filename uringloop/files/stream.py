@@ -34,9 +34,9 @@ async def connect_file(
 ) -> tuple[asyncio.ReadTransport, P]:
     """Read *file* as a stream; return a transport and its protocol.
 
-    *file* has `fileno()` and `close()`, and belongs to the transport from now on. It is read from
-    the position of its descriptor. Pipes, sockets and terminals go to the loop's
-    `connect_read_pipe`, so that standard input may be of any kind::
+    *file* must have `fileno()` and `close()`, and belongs to the transport from now on. Reading
+    begins at the position of its descriptor. Pipes, sockets and terminals are passed to the loop's
+    `connect_read_pipe`, so standard input can be of any kind::
 
         reader = asyncio.StreamReader()
         await uringloop.connect_file(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-# From so many unread characters on, an unfinished line or read keeps them as a part (PartialText).
+# An unfinished line or read keeps this many unread characters, or more, as a part (PartialText).
 LONG = 256 * 1024
 
 

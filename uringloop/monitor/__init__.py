@@ -1,8 +1,8 @@
-"""What a process tells about its loops while they are busy; docs/reference/monitor.md describes it.
+"""Reports of a process about its loops, even busy ones; docs/reference/monitor.md describes them.
 
-start() answers `python -m uringloop.top` at a UNIX socket, as URINGLOOP_MONITOR does; serve()
-answers probes and Prometheus by HTTP, as URINGLOOP_HEALTH does. Each has a thread of its own.
-opentelemetry() registers the figures with OpenTelemetry.
+start() answers `python -m uringloop.top` at a UNIX socket, as does the variable URINGLOOP_MONITOR.
+serve() answers probes and Prometheus over HTTP, as does the variable URINGLOOP_HEALTH. Each of the
+two has a thread of its own. opentelemetry() registers the loops' figures with OpenTelemetry.
 """
 
 from __future__ import annotations

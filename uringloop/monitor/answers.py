@@ -1,4 +1,4 @@
-"""What a process says about its own loops for health over HTTP. Any thread may call this."""
+"""The reports of a process about its own loops, for health over HTTP. Any thread may call this."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FRAMES_MAX = 50
 
 
 class Report(TypedDict):
-    """One loop: whether a thread runs it, and since when it is in its present turn."""
+    """One loop: whether a thread runs it, and how long it has been in its present turn."""
 
     pid: int
     loop: str
@@ -61,7 +61,7 @@ def reports_text() -> str:
 def parsed(text: str) -> list[Report] | None:
     """Return the reports of another process; None if they are not understood.
 
-    Its version may be another, and a long answer is cut.
+    That process may have another version of this package, and long answers are cut.
     """
     try:
         return [

@@ -68,7 +68,7 @@ class Ended(Exception):
 
 
 def _environment_of(pid: int) -> dict[str, str]:
-    """Return the environment that a process was started with, or ours if it is not readable."""
+    """Return the environment that a process was started with, or ours if that is not readable."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             lines = os.fsdecode(file.read()).split("\0")
@@ -325,7 +325,7 @@ class Connection:
         return self._parse(line)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for so many *seconds*. Raises Ended as soon as the program ends."""
+        """Wait for *seconds*. Raises Ended as soon as the program ends."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         # No request is pending, so the socket becomes readable only at EOF.
@@ -369,7 +369,7 @@ class Connection:
 
 
 class Rates(TypedDict):
-    """What a loop did per second between two answers; *cpu*, its thread's, is 1 for a core."""
+    """What a loop did per second between two answers; *cpu*, its thread's, is 1 for one core."""
 
     cpu: float
     turns: float

@@ -1,4 +1,4 @@
-"""The command of a process, as a person knows it: what `uringloop.top` shows beside its loops.
+"""The command of a process, as a person knows it, which `uringloop.top` shows with its loops.
 
 Any thread may call this: it only reads /proc.
 """
@@ -28,7 +28,7 @@ def command_line(pid: int) -> str:
 
 
 def service_of(pid: int) -> str:
-    """Return the command of the process that started this one, *pid*, by multiprocessing."""
+    """Return the command of the process that started this one, *pid*, with multiprocessing."""
     if pid not in SERVICES:
         # Do not import it: a process that multiprocessing has started has the module.
         module = sys.modules.get("multiprocessing.process")

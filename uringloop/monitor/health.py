@@ -1,11 +1,11 @@
-"""Health over HTTP: whether the loops of a service are alive and ready, while they are busy.
+"""Health over HTTP: whether the loops of a service are alive and ready, even while they are busy.
 
 Off by default; the environment variable URINGLOOP_HEALTH or serve() switches it on.
 docs/reference/monitor.md describes it, and docs/decisions/0028-health.md has the reasons.
 
-Of the processes that want the same address, one has it, and asks the others (siblings.py) for each
-request. The others try to take the address each second, so one of them takes it when that process
-ends.
+Of the processes that want the same address, one has it, and for each request asks the others
+(siblings.py). The others try to take the address each second: when the process that has it ends,
+one of them takes it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Health(Server):
             self.others.close()
 
     def tick(self) -> None:
-        """Take the place if it is free, leave it if its file is another's; tell systemd."""
+        """Take the place if it is free, leave it if its file is another's, and notify systemd."""
         if self.file is not None and not self._has_file():
             self._leave()
         alone = False
@@ -100,7 +100,7 @@ class Health(Server):
             alone = self.public is None and not self._has_siblings()
             if alone:
                 self._warn(reason)
-        # One process tells for all: the one that has the place.
+        # One process notifies systemd for all: the one that has the place.
         is_due = self.watchdog is not None and self.watchdog.is_due()
         if is_due and (alone or self.public is not None):
             self._tell()
@@ -171,7 +171,7 @@ SWITCH: Switch[Health] = Switch("health")
 
 
 class _Served:
-    """What serve() was called with: forked children serve the same place."""
+    """The arguments of serve(): forked children serve the same place."""
 
     plan: Callable[[], Plan[Health]] | None = None
 
@@ -184,18 +184,20 @@ def serve(
     stacks: bool = False,
     watchdog: bool = False,
 ) -> str | None:
-    """Answer at *address* by HTTP whether the loops of this service are alive, while they are busy.
+    """Answer over HTTP at *address* whether the loops of this service are alive, even if busy.
 
-    *address* is a number of a host and a port, such as "127.0.0.1:9100", or "unix:/path". All
-    processes of this user that name the same one are answered for. `GET /live` is 503 when a loop
-    has been in one turn for *dead_after* seconds, `GET /ready` after *ready_after* seconds, or if
-    no loop runs. `GET /metrics` is Prometheus' text. `GET /stacks` shows threads and tasks, if
-    *stacks* is true. With *watchdog*, systemd is told while `/live` is 200. An earlier call is
-    undone.
+    *address* is a numeric host with a port, such as "127.0.0.1:9100", or "unix:/path". The answers
+    are about all processes of this user that serve the same address. The status of `GET /live` is
+    503 if a loop has been in one turn for *dead_after* seconds. That of `GET /ready` is 503 if a
+    loop has been in one turn for *ready_after* seconds, or if no loop runs. `GET /metrics` returns
+    metrics in Prometheus' format. `GET /stacks` shows threads and tasks, if *stacks* is true. If
+    *watchdog* is true, systemd is notified for as long as the status of `/live` is 200. A new call
+    replaces an earlier one.
 
-    Returns the address, with the number of the port if it was 0; None if that fails, and the logger
-    `uringloop` has a warning with the reason. An address that another program has is taken when it
-    is free; a warning says so. Raises ValueError for an argument out of range.
+    Returns the address, in which the number of the port replaces a 0. Returns None if serving
+    fails; the logger `uringloop` then warns of the reason. If another program has the address, a
+    warning says so, and the address is taken when it is free. Raises ValueError for an argument
+    that is out of range.
     """
     place = Place(address)
     limits = Limits(dead_after, ready_after, stacks=stacks, watchdog=watchdog)
@@ -206,9 +208,9 @@ def serve(
 
 
 def stop_serving() -> None:
-    """End what serve() or the environment variable URINGLOOP_HEALTH started.
+    """Stop serving, whether serve() or the environment variable URINGLOOP_HEALTH started it.
 
-    Later loops and forked children do not start it again.
+    Later loops and forked children do not serve again.
     """
     SWITCH.off()
 

@@ -1,7 +1,7 @@
-"""The pages of health over HTTP: what a process says of itself, and of all with its address.
+"""The pages of health over HTTP: about one process, and about all processes with its address.
 
-The thread of health calls this. A page is made from the reports of the loops; a process that cannot
-tell is named.
+The health thread calls this. A page is made from the reports of the loops, and names each process
+that cannot report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORBIDDEN = b"HTTP/1.0 403 Forbidden\r\n\r\n"
 
 
 class OwnPages(Pages):
-    """What a process tells its siblings: about itself."""
+    """The pages that a process serves to its siblings, about itself."""
 
     def __init__(self, limits: Limits) -> None:
         pages: dict[str, Callable[[], Page]] = {
@@ -81,7 +81,7 @@ class ServicePages(Pages):
         )
 
     def _reports(self) -> tuple[list[Report], Replies]:
-        """Return the reports of all loops, and what the other processes have replies."""
+        """Return the reports of all loops, and the replies of the other processes."""
         replies = self.others.ask("/loops")
         found = answers.reports()
         for pid, text in replies.texts:
@@ -113,7 +113,7 @@ def _line(report: Report) -> str:
 
 
 def _lines(replies: Replies) -> list[str]:
-    """Return a line for each process that has not replies."""
+    """Return a line for each process that has not replied."""
     return [
         *(
             f"process {pid}: has not answered for {seconds:.2f} s"

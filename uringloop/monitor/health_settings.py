@@ -11,9 +11,9 @@ import urllib.parse
 from uringloop._loop import options
 from uringloop.monitor import socket_paths
 
-# A loop that has been in one turn for so many seconds is dead.
+# A loop that has been in one turn for this many seconds is dead.
 DEAD_AFTER_S = 30.0
-# And one in a turn of so many seconds is not ready.
+# A loop that has been in one turn for this many seconds is not ready.
 READY_AFTER_S = 1.0
 BACKLOG = 128
 NO_ADDRESS = (
@@ -21,18 +21,19 @@ NO_ADDRESS = (
     "[::1]:9100, or unix:/path"
 )
 PORT_MAX = 65535
-# What the kernel keeps of an answer that a client does not read; the server bounds the rest.
+# How much of an answer the kernel keeps for a client that does not read it; the server limits the
+# rest.
 SEND_BUFFER_BYTES = 65536
 
 
 class Place:
-    """An address: of a host and a port, or, if it begins with `unix:`, the path of a socket.
+    """An address: a host and a port or, after `unix:`, the path of a socket.
 
-    listen() puts the number of the port in the place of 0.
+    listen() replaces a port of 0 with the number of the port.
     """
 
     def __init__(self, text: str) -> None:
-        """Parse *text*. Raises ValueError if it is no address."""
+        """Parse *text*. Raises ValueError if it is not an address."""
         self.path = ""
         self.host = ipaddress.ip_address("127.0.0.1")
         self.port = 0
@@ -67,7 +68,7 @@ class Place:
         return not self.path and not (mapped or self.host).is_loopback
 
     def listen(self) -> socket.socket:
-        """Return a socket that listens there. Raises OSError, of a path FileExistsError."""
+        """Return a socket that listens there. Raises OSError, or FileExistsError for a path."""
         if self.path:
             return socket_paths.listen(self.path, BACKLOG)
         sock = socket.socket(socket.AF_INET6 if self.host.version == 6 else socket.AF_INET)
@@ -111,7 +112,7 @@ SETTINGS = ("dead_after", "ready_after", "stacks", "watchdog")
 
 
 def parsed(text: str) -> tuple[Place, Limits]:
-    """Return what the variable says: an address, and after a question mark what counts.
+    """Return the address and, after a question mark, the limits that the variable has.
 
     Raises ValueError.
     """

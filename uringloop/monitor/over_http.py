@@ -1,4 +1,4 @@
-"""A service that answers requests by HTTP: one request in each connection.
+"""A service that answers requests over HTTP, one request on each connection.
 
 The standard library's http.server parses the head of a request and formats that of an answer; the
 sockets are the monitor's. The thread that serves calls this.

@@ -49,7 +49,7 @@ def answer(request: bytes) -> Answer:
     try:
         return Answer(line_of(snapshot()), last=False)
     except Exception as exc:
-        # The program's own classes of loops and tasks can raise anything, by their text, too.
+        # The program's own classes of loops and tasks can raise anything, even when they are shown.
         return Answer(line_of({"error": type(exc).__name__}), last=False)
 
 
@@ -106,11 +106,12 @@ SWITCH: Switch[Monitor] = Switch("the monitor")
 def start(path: str | os.PathLike[str] | None = None) -> str | None:
     """Start the monitor of this process at the socket *path*, and return the path.
 
-    If *path* is a directory, the socket is `uringloop-PID.sock` in it. The default is that name in
-    `$XDG_RUNTIME_DIR`, or else in a directory of this user in `$TMPDIR` or `/tmp`. A monitor at
-    another path is stopped. Only this user and root can connect.
+    If *path* is a directory, the socket is `uringloop-PID.sock` in that directory. By default it is
+    the socket of that name in `$XDG_RUNTIME_DIR` or, if that is not a private directory of this
+    user, in a directory of this user below `$TMPDIR` or `/tmp`. A monitor that runs at another path
+    is stopped. Only this user and root can connect.
 
-    Returns None if the monitor cannot start; the logger `uringloop` has a warning with the reason.
+    Returns None if the monitor cannot start; the logger `uringloop` then warns of the reason.
     """
     monitor = SWITCH.on(lambda: _plan(path))
     return monitor.path if monitor is not None else None
@@ -119,7 +120,8 @@ def start(path: str | os.PathLike[str] | None = None) -> str | None:
 def stop() -> None:
     """Stop the monitor, whether start() or the environment variable started it.
 
-    Closes the socket and removes its file. Later loops and forked children do not start it again.
+    The socket is closed and its file removed. Later loops and forked children do not start the
+    monitor again.
     """
     SWITCH.off()
 

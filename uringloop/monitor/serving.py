@@ -13,9 +13,9 @@ A connection is in one state:
 A connection that is ENDING has sent everything. It discards what arrives until the client closes:
 a close with unread bytes would destroy the answer on its way.
 
-A thread that computes gives the GIL away 5 ms after another asks for it, and each system call of
-this one releases it. So a request costs few of them: sockets stay blocking, and each call says that
-it does not wait.
+Each system call of this thread releases the GIL; if another thread computes, getting the GIL back
+takes 5 ms. A request therefore takes few system calls: the sockets stay blocking, and each call
+says that it does not wait.
 
 The thread that serves owns the connections. Any thread may create and close a Server.
 """

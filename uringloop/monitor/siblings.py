@@ -1,9 +1,10 @@
-"""The processes of one service that share an address for their health, and what they say.
+"""The processes of one service that share an address for their health, and their answers.
 
-Each process listens at an abstract UNIX socket besides, whose name has the user, the address, the
-process and a number that nobody can guess. Such a socket needs no folder, and none is left behind
-by a process that was killed. The process that has the address finds the others in /proc/net/unix
-and asks them the same question by HTTP. It believes only processes of its own user.
+In addition to the address, each process listens at an abstract UNIX socket, whose name has the
+user, the address, the process and a number that nobody can guess. Such a socket needs no folder,
+and a process that is killed leaves none behind. The process that has the address finds the others
+in /proc/net/unix and asks them the same question over HTTP. It believes only processes of its own
+user.
 
 A question stays open until it is answered, so that the time for which a process has been silent is
 known. One thread uses the object.

@@ -1,4 +1,4 @@
-"""Snapshots: what the monitor says about the loops of this process.
+"""Snapshots: the monitor's answers about the loops of this process.
 
 Any thread may call this: it only reads state. docs/reference/monitor.md describes the keys.
 """

@@ -1,4 +1,4 @@
-"""Switches a server of this process on and off: by a call, or by an environment variable.
+"""Switches a server of this process on and off, after a call or for an environment variable.
 
 The first loop of a process obeys the variable. A server that cannot start (for lack of a thread, a
 descriptor or a place) logs one warning, and the program continues. Servers end with the process. A
@@ -30,7 +30,7 @@ class Variable(enum.Enum):
 
     PENDING ──the first loop, or a call──> HANDLED ──off()──> STOPPED ──a call──> HANDLED
 
-    off() leads from PENDING to STOPPED, too. A fork leads from HANDLED to PENDING in the child,
+    off() also leads from PENDING to STOPPED. A fork leads from HANDLED to PENDING in the child,
     whose first loop may start a server of its own.
     """
 
@@ -40,7 +40,7 @@ class Variable(enum.Enum):
 
 
 class Plan(Generic[Kind]):
-    """How a server is made. One of the same *key*, if that is not None, need not be made again."""
+    """How a server is made. One with the same *key*, other than None, need not be made again."""
 
     def __init__(self, key: object, make: Callable[[], Kind]) -> None:
         self.key = key

@@ -1,7 +1,7 @@
-"""Tells systemd that a service is alive, as `WatchdogSec=` of a unit asks for.
+"""Notifies systemd that a service is alive, as `WatchdogSec=` in a unit demands.
 
-systemd kills and restarts a service that has not told it for that time; sd_notify(3) has the
-protocol. The thread of health uses this.
+systemd kills and restarts a service that has sent no notification for that time; sd_notify(3) has
+the protocol. The health thread uses this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MESSAGE = b"WATCHDOG=1"
 
 
 class Watchdog:
-    """The socket of systemd, and how often it wants to be told."""
+    """The socket of systemd, and how often systemd wants a notification."""
 
     def __init__(self, address: str, time_us: int) -> None:
         self.address = address.replace("@", "\0", 1) if address[0] == "@" else address
@@ -24,9 +24,9 @@ class Watchdog:
 
     @classmethod
     def of(cls, variables: Mapping[str, str]) -> Watchdog | None:
-        """Return what systemd has asked for in the environment, or None.
+        """Return the watchdog that systemd asks for in the environment, or None.
 
-        The process that it has asked may be another one, the master of several workers.
+        systemd may have asked another process: the main process of several workers.
         """
         address = variables.get("NOTIFY_SOCKET", "")
         time_us = variables.get("WATCHDOG_USEC", "")

@@ -1,12 +1,13 @@
-"""asyncio's streams, compiled: the same functions and classes, for programs that ask for them.
+"""asyncio's streams, compiled: the same functions and classes, for programs that choose them.
 
     from uringloop import streams
 
     reader, writer = await streams.open_connection("localhost", 6379)
 
-`install()` puts them in asyncio's place, so that libraries that call asyncio.open_connection() or
-make an asyncio.StreamReader use them, too; so do `uringloop.run(main(), streams=True)` and the
-environment variable URINGLOOP_STREAMS=1. On other loops the functions are asyncio's own.
+`install()` puts them in asyncio's place: libraries that call asyncio.open_connection() or make an
+asyncio.StreamReader then use them as well. `uringloop.run(main(), streams=True)` calls `install()`,
+and the environment variable URINGLOOP_STREAMS=1 has the same effect. On other loops the functions
+call asyncio's own.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ CLASSES = (StreamReader, StreamReaderProtocol, StreamWriter)
 def install() -> None:
     """Put these functions and classes in asyncio's place, for the whole process.
 
-    A module that has done ``from asyncio import StreamReader`` before keeps asyncio's class. Of the
-    module `asyncio.streams` only the functions are replaced: the classes there refer to each other.
+    A module that has run ``from asyncio import StreamReader`` before keeps asyncio's class. In the
+    module `asyncio.streams` only the functions are replaced, as its classes refer to each other.
     """
     for function in FUNCTIONS:
         setattr(asyncio, function.__name__, function)

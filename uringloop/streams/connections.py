@@ -82,7 +82,7 @@ def handler_ended(
 def report(
     loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, exc: BaseException
 ) -> None:
-    """Report what a server's function or coroutine has raised, and close its connection."""
+    """Report an exception of a server's function or coroutine, and close its connection."""
     loop.call_exception_handler(
         {
             "message": "Unhandled exception in client_connected_cb",
@@ -103,7 +103,7 @@ def new_protocol(
 async def open_connection(
     host: str | None = None, port: int | str | None = None, *, limit: int = LIMIT, **kwds: Any
 ) -> Connection:
-    """Connect by TCP, like asyncio.open_connection()."""
+    """Connect over TCP, like asyncio.open_connection()."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, LoopCore):
         return await open_stock_connection(host, port, limit=limit, **kwds)

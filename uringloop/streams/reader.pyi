@@ -24,7 +24,7 @@ class Read(Coroutine[Any, Any, bytes]):
         value: BaseException | object = None,
         traceback: TracebackType | None = None,
     ) -> Any:
-        """End the read with an exception; what it has received is unread again."""
+        """End the read with an exception; the bytes that it has received are unread again."""
 
     def close(self) -> None: ...
 
@@ -36,13 +36,13 @@ class ReaderCore(ReadBuffer):
     def exception(self) -> Exception | None: ...
     def at_eof(self) -> bool: ...
     def read(self, n: int = -1) -> Coroutine[Any, Any, bytes]:
-        """Return an awaitable of at most *n* bytes; of all until the end if *n* is negative."""
+        """Return an awaitable of at most *n* bytes, or of all to the end if *n* is negative."""
 
     def readexactly(self, n: int) -> Coroutine[Any, Any, bytes]:
         """Return an awaitable of exactly *n* bytes. Awaiting it raises asyncio's exceptions."""
 
     def readuntil(self, separator: bytes | tuple[bytes, ...] = b"\n") -> Coroutine[Any, Any, bytes]:
-        """Return an awaitable of the bytes up to *separator*, or the first one of a tuple."""
+        """Return an awaitable of the bytes up to *separator*, or to the first one of a tuple."""
 
     def readline(self) -> Coroutine[Any, Any, bytes]:
         """Return an awaitable of the bytes up to a newline, or up to the end."""

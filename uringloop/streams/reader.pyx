@@ -350,7 +350,7 @@ cdef class ReaderCore(ReadBuffer):
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     def read(self, n=-1):
-        """Return an awaitable of at most *n* bytes; of all until the end if *n* is negative."""
+        """Return an awaitable of at most *n* bytes, or of all to the end if *n* is negative."""
         cdef Py_ssize_t count = size_of(n)
         return STOCK.read(self, n) if count < 0 else new_read(self, SOME, count, None)
 
@@ -360,7 +360,7 @@ cdef class ReaderCore(ReadBuffer):
         return STOCK.readexactly(self, n) if count < 0 else new_read(self, EXACTLY, count, None)
 
     def readuntil(self, separator=b"\n"):
-        """Return an awaitable of the bytes up to *separator*, or the first one of a tuple."""
+        """Return an awaitable of the bytes up to *separator*, or to the first one of a tuple."""
         if type(separator) is bytes and PyBytes_GET_SIZE(separator):
             return new_read(self, UNTIL, 0, separator)
         if isinstance(separator, tuple) and not HAS_TUPLES:
@@ -454,7 +454,7 @@ cdef class Read:
         raise StopIteration(result)
 
     def throw(self, exc, value=None, traceback=None):
-        """End the read with an exception; what it has received is unread again."""
+        """End the read with an exception; the bytes that it has received are unread again."""
         if self.progress == FINISHED:
             raise RuntimeError(AWAITED)
         self.finish()

@@ -37,7 +37,7 @@ class WriterCore:
     @property
     def transport(self) -> asyncio.WriteTransport: ...
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Queue *data*; it is sent at the end of the turn, with all that the turn has written."""
+        """Queue *data*, which is sent at the end of the turn with all that the turn has written."""
 
     def drain(self) -> Coroutine[Any, Any, None]:
         """Return an awaitable that waits while too much is queued, as in asyncio."""
@@ -45,4 +45,4 @@ class WriterCore:
     def is_closing(self) -> bool: ...
 
 class StreamWriter(WriterCore, asyncio.StreamWriter):
-    """asyncio's StreamWriter, compiled. drain() may return an awaitable that is no coroutine."""
+    """asyncio's StreamWriter, compiled. drain() may return an awaitable that is not a coroutine."""

@@ -159,7 +159,7 @@ cdef class WriterCore:
         return self.transport
 
     def write(self, data):
-        """Queue *data*; it is sent at the end of the turn, with all that the turn has written."""
+        """Queue *data*, which is sent at the end of the turn with all that the turn has written."""
         if self.stream is not None:
             self.stream.put(data)
         else:
@@ -187,6 +187,6 @@ cdef class WriterCore:
 
 
 class StreamWriter(WriterCore, STOCK):
-    """asyncio's StreamWriter, compiled. drain() may return an awaitable that is no coroutine."""
+    """asyncio's StreamWriter, compiled. drain() may return an awaitable that is not a coroutine."""
 
     __module__ = "uringloop.streams"

@@ -2,7 +2,7 @@
 
 `gunicorn -k uringloop.workers.aiohttp.Worker app:app`. gunicorn's main process imports this module
 and has no loop; each worker creates its loop after the fork. No policy is set, because policies are
-deprecated. A worker that is replaced answers a last request of each connection, unless the
+deprecated. A worker that is replaced answers one last request on each connection, unless the
 application makes its own AppRunner.
 """
 
@@ -38,7 +38,7 @@ def close_inherited_loop() -> None:
 
 
 class Runner(web.AppRunner):
-    """aiohttp's runner, whose connections end with a last request."""
+    """aiohttp's runner, which answers one last request on each connection when it ends."""
 
     __slots__ = ("_keep_alive_s",)
 
@@ -47,7 +47,7 @@ class Runner(web.AppRunner):
         self._keep_alive_s = keepalive_timeout
 
     async def cleanup(self) -> None:
-        """Stop accepting, answer a last request of each connection, then do as aiohttp does."""
+        """Stop accepting, answer one last request on each connection, then do as aiohttp does."""
         if self.server is not None:
             close_after_responses(self.server)
         listening = [getattr(site, "_server", None) for site in self.sites]
@@ -56,7 +56,7 @@ class Runner(web.AppRunner):
 
 
 def close_after_responses(server: web.Server) -> None:
-    """Make each response tell the client that the connection ends."""
+    """Have each response tell the client that the connection ends."""
     handler = server.request_handler
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -74,7 +74,7 @@ def close_after_responses(server: web.Server) -> None:
 
 
 def close_after_response(request: web.BaseRequest) -> None:
-    """Make the response tell the client that the connection ends, unless it has begun."""
+    """Have the response tell the client that the connection ends, unless it has begun."""
     # As if the client had asked for it: a response may send its headers in the handler.
     with contextlib.suppress(AttributeError):
         request._message = request._message._replace(should_close=True)

@@ -1,8 +1,8 @@
 """granian's command with uringloop in its workers: `python -m uringloop.workers.granian app:app`.
 
-It accepts the options of `granian`. Importing this module registers the loop as "auto" and as
-"uringloop", for programs that create a `granian.Granian` themselves. The registration is needed in
-the main process and in workers that multiprocessing spawns, which import the main module.
+It accepts the options of `granian`. A program that creates a `granian.Granian` itself imports this
+module, which registers the loop as "auto" and as "uringloop". The registration is needed in the
+main process, and in workers that multiprocessing spawns; these import the main module.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """hypercorn's command with uringloop: `python -m uringloop.workers.hypercorn app:app`.
 
 It accepts the options of `hypercorn`. As `--worker-class` takes only three names, "asyncio", the
-default, stands for this loop here. Programs that call `hypercorn.run` themselves import this module
-for that effect. The import is needed in the main process and in workers that multiprocessing
-spawns, which import the main module.
+default, stands for uringloop in this command. A program that calls `hypercorn.run` itself imports
+this module for the same effect. The import is needed in the main process, and in workers that
+multiprocessing spawns; these import the main module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ except ImportError as exc:
 
 
 def runner(**options: object) -> asyncio.Runner:
-    """Return the runner of a worker; its *options* may name another factory of loops."""
+    """Return the runner of a worker. A loop factory that *options* names is ignored."""
     return asyncio.Runner(debug=bool(options.get("debug")), loop_factory=new_event_loop)
 
 
@@ -31,4 +31,6 @@ servers.Runner = runner
 
 if __name__ == "__main__":
     prepare()
+    # The name of the command in its usage. From 3.14 on, argparse takes it from the interpreter.
+    sys.argv[0] = "python -m uringloop.workers.hypercorn"
     sys.exit(hypercorn.__main__.main())

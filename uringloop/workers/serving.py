@@ -1,6 +1,6 @@
-"""What the workers add to their servers: gunicorn's limit, and an end with a last request.
+"""What the workers add to their servers: gunicorn's limit, and one last request on each connection.
 
-The worker tells each client by the response to that request that the connection ends.
+The response to that request tells the client that the connection ends.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from uringloop._loop import options
 from uringloop._net import servers
 from uringloop.monitor import health_settings
 
-# How long a server waits at least for the requests of connections that it accepted last, and at
-# most for a last request of each connection that a client keeps.
+# A server waits at least GRACE_S for requests on the connections that it accepted last, and at most
+# LAST_REQUEST_S for a last request on each connection that a client keeps.
 GRACE_S = 0.05
 LAST_REQUEST_S = 0.5
 
 
 def prepare() -> None:
-    """Ask the kernel for rings before workers are forked; end if each of them would fail."""
+    """Ask the kernel for rings before workers are forked; exit if every worker would fail."""
     try:
         policy.ask_kernel()
         if address := options.HEALTH.value():
@@ -35,16 +35,17 @@ def prepare() -> None:
 def limit_connections(
     loop: asyncio.AbstractEventLoop, options: Any, sockets: Iterable[Any]
 ) -> None:
-    """Limit the connections from each of gunicorn's *sockets* to its option worker_connections.
+    """Limit the connections from each of gunicorn's *sockets* to gunicorn's worker_connections.
 
-    The default of the option is for gunicorn's own workers: it is no limit here, and 0 is none.
+    The default of that option is meant for gunicorn's own workers: here it means no limit, and so
+    does 0.
     """
     option = options.settings["worker_connections"]
     limit = option.get()
     if limit in (0, option.default):
         return
     create: Any = loop.create_server
-    # The server has a socket object of its own. The application may have servers, too.
+    # The server has a socket object of its own. The application may also have servers.
     limited = {os.fstat(sock.fileno()).st_ino for sock in sockets}
 
     async def create_server(*arguments: Any, sock: Any = None, **others: Any) -> Any:
@@ -57,12 +58,12 @@ def limit_connections(
 
 @contextlib.asynccontextmanager
 async def draining(listening: Iterable[object], keep_alive_s: float) -> AsyncIterator[None]:
-    """Stop accepting, and wait for a last request of each connection before the body.
+    """Stop accepting, and wait for one last request on each connection before the body.
 
-    The server must tell each client by the response that its connection ends then. Otherwise a
-    request may be on its way while the server closes a connection that it considers idle. It may
-    also consider a new one idle, whose request it has not read yet. Other processes that have the
-    listening sockets accept later connections.
+    The responses of the server must tell the clients that their connections end. Otherwise a
+    request could be on its way while the server closes a connection that it considers idle, such as
+    a new one whose request it has not read yet. Other processes that have the listening sockets
+    accept later connections.
     """
     drains = [
         asyncio.create_task(server.drain())

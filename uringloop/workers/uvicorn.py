@@ -1,8 +1,8 @@
 """gunicorn's worker for ASGI applications: uvicorn on uringloop.
 
 `gunicorn -k uringloop.workers.uvicorn.Worker app:app`. gunicorn's main process imports this module
-and has no loop; uvicorn creates the loop after the fork. A worker that is replaced answers a last
-request of each connection.
+and has no loop; uvicorn creates the loop after the fork. A worker that is replaced answers one last
+request on each connection.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """uvicorn's command with uringloop: `python -m uringloop.workers.uvicorn_server app:app`.
 
-It accepts the options of `uvicorn`; `--loop auto`, the default, is this loop. A server that shuts
-down, because a worker is replaced or uvicorn reloads, answers a last request of each connection.
-Programs that call `uvicorn.run` themselves import this module for that effect. The import is needed
-in the main process and in workers that multiprocessing spawns, which import the main module.
+It accepts the options of `uvicorn`; `--loop auto`, the default, is uringloop. A server that shuts
+down, because a worker is replaced or uvicorn reloads, answers one last request on each connection.
+A program that calls `uvicorn.run` itself imports this module for the same effects. The import is
+needed in the main process, and in workers that multiprocessing spawns; these import the main
+module.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ except ImportError as exc:
         "uringloop.workers.uvicorn_server needs uvicorn: pip install uvicorn"
     ) from exc
 
-# The factory of the loop, as uvicorn finds it; this module may be the main one.
+# The factory of the loop, as uvicorn finds it; this module may be the main module.
 LOOP = "uringloop.workers.uvicorn_server:new_event_loop"
-# The header of a last response.
+# The header of the last response on a connection.
 CLOSE = (b"connection", b"close")
 
 logger = logging.getLogger("uvicorn.error")
@@ -53,7 +54,7 @@ def loop_factory(use_subprocess: bool = False) -> Callable[[], Loop]:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, whose connections end with a last request."""
+    """uvicorn's server, which answers one last request on each connection when it ends."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self.config.ws_protocol_class is not None:
@@ -63,13 +64,13 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, answer a last request of each connection, then do as uvicorn does."""
+        """Stop accepting, answer one last request on each connection, then do as uvicorn does."""
         # Requests in progress may have an older list: uvicorn makes a new one each second.
         state = self.server_state
         state.default_headers = [*state.default_headers, CLOSE]
         for connection in state.connections:
             cycle: Any = getattr(connection, "cycle", None)
-            # Without these private names the client is not told.
+            # Without these private names, the client is not told that its connection ends.
             with contextlib.suppress(AttributeError):
                 if not cycle.response_started:
                     cycle.default_headers = [*cycle.default_headers, CLOSE]
@@ -78,14 +79,14 @@ class Server(uvicorn.Server):
 
 
 def make_websocket(kind: Callable[..., Any], *, server_state: Any, **others: Any) -> Any:
-    """Return a protocol of a websocket, whose handshake does not end the connection."""
+    """Return a protocol for a websocket, whose handshake does not end the connection."""
     own = copy.copy(server_state)
     own.default_headers = [header for header in own.default_headers if header != CLOSE]
     return kind(server_state=own, **others)
 
 
-# uvicorn finds its server and its loop by these names: there is no option for the former. The name
-# uvicorn.main is that of a function, too.
+# uvicorn finds its server and its loop by these names: there is no option for the server. A
+# function also has the name uvicorn.main.
 sys.modules["uvicorn.main"].Server = Server  # type: ignore[attr-defined]
 uvicorn.supervisors.multiprocess.Server = Server
 uvicorn.config.LOOP_FACTORIES["auto"] = "uringloop.workers.uvicorn_server:loop_factory"

@@ -44,7 +44,7 @@ def run(
 ) -> T:
     """Run *main* like `uringloop.run`.
 
-    Raises TypeError if *loop_factory* returns a loop of another class than `uvloop.Loop`.
+    Raises TypeError if *loop_factory* returns a loop that is not a `uvloop.Loop`.
     """
 
     async def checked() -> T:
