@@ -71,10 +71,11 @@ def test_probes_of_kubernetes_end_a_worker_that_hangs_and_no_busy_one(tmp_path: 
     yaml = pytest.importorskip("yaml")
     health, port = unused_port(), unused_port()
     replaced = [("0.0.0.0:9100", f"127.0.0.1:{health}"), ("=2", "=0.5"), ("=30", "=3")]
-    container = yaml.safe_load(adapted("Kubernetes", "yaml", *replaced))
-    (variable,) = container["env"]
-    (named,) = container["ports"]
-    assert named["name"] == container["livenessProbe"]["httpGet"]["port"]
+    deployment = yaml.safe_load(adapted("The Deployment", "yaml", *replaced))
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    asked = {container[kind]["httpGet"]["port"] for kind in ("livenessProbe", "readinessProbe")}
+    asked.add(container["startupProbe"]["tcpSocket"]["port"])
+    assert asked == {named["name"] for named in container["ports"]}
 
     def probe(kind: str) -> bool:
         found: dict[str, Any] = container[kind]
@@ -84,9 +85,10 @@ def test_probes_of_kubernetes_end_a_worker_that_hangs_and_no_busy_one(tmp_path: 
 
     (tmp_path / "app.py").write_text(APP)
     command = [str(BIN / "uvicorn"), *COMMAND.format(port).split()[1:]]
-    variables = {variable["name"]: variable["value"], "PYTHONWARNINGS": "ignore::ResourceWarning"}
+    variables = {it["name"]: it["value"] for it in container["env"]}
+    variables["PYTHONWARNINGS"] = "ignore::ResourceWarning"
     with process(command, environment=variables, cwd=tmp_path) as running:
-        wait_until(lambda: probe("startupProbe"))
+        wait_until(lambda: get(port, "/")[0] == 200)
         wait_until(lambda: get(health, "/ready")[1].count("\n") == 2)
         assert probe("livenessProbe")
         block(port, 2)

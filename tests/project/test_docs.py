@@ -103,7 +103,7 @@ BEFOREHAND = {
             assert len(added["names"]) == 3 and added["action"] == rule["action"]
         """,
     # The profile with rules that have conditions, shortened.
-    ("docs/how-to/containers.md", "Profile, limits and doctor"): """
+    ("docs/how-to/kubernetes.md", "The profile on the nodes"): """
         import atexit, json
         from pathlib import Path
         allow = "SCMP_ACT_ALLOW"
@@ -235,20 +235,6 @@ def says_hello(client: socket.socket) -> None:
     assert answer.endswith(b"\r\n\r\nhello\n")
 
 
-def serves_metrics(client: socket.socket) -> None:
-    client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-    answer = client.makefile("rb").read()
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-    for name in (
-        b"turn_seconds_sum",
-        b"stalls_total",
-        b"overflows_total",
-        b"starved_total",
-        b"operations",
-    ):
-        assert b"\nuringloop_%s{" % name in answer
-
-
 def answers(client: socket.socket) -> None:
     client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     assert client.makefile("rb").readline().startswith(b"HTTP/1.1 404 ")
@@ -262,7 +248,6 @@ ASKED: dict[tuple[str, str], Ask] = {
     ("docs/how-to/servers.md", "aiohttp"): answers,
     ("docs/how-to/servers.md", "granian"): answers,
     ("docs/how-to/servers.md", "hypercorn"): answers,
-    ("docs/reference/metrics.md", "A handler without a framework"): serves_metrics,
 }
 
 

@@ -35,6 +35,7 @@ CONFIGURATION = REFERENCE / "configuration.md"
 COMMANDS = REFERENCE / "commands.md"
 METRICS = REFERENCE / "metrics.md"
 API = REFERENCE / "api.md"
+PROMETHEUS = ROOT / "docs" / "how-to" / "prometheus.md"
 
 # A command that starts Python takes a second at most; other tests may run at the same time.
 TIME_LIMIT_S = 60
@@ -158,6 +159,15 @@ def test_the_page_has_the_help_of_a_command(module: str) -> None:
     done = run("-m", module, "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert matches(words(HELPS[f"python -m {module}"].text), words(done.stdout)), done.stdout
+
+
+@pytest.mark.parametrize("module", sorted(modules_with_a_program()))
+def test_the_usage_of_a_command_names_its_module(module: str) -> None:
+    if package := missing_package(module):
+        pytest.skip(f"{package} is not installed")
+    usage = run("-m", module, "--help").stdout.splitlines()[0].lower()
+    # From 3.14 on, argparse names the interpreter in the usage of a command that names nothing.
+    assert re.match(rf"usage: python[\d.t]* -m {re.escape(module)}\b", usage), usage
 
 
 def test_the_page_has_the_options_of_the_pytest_plugin() -> None:
@@ -309,6 +319,20 @@ def test_each_metric_has_a_meaning_and_what_to_do() -> None:
     for row in metrics():
         assert len(row) == 5, row
         assert all(row[1:]), row
+
+
+def test_alerts_and_graphs_use_existing_metrics_as_their_types_allow() -> None:
+    kinds = kinds_of_prometheus()
+    text = PROMETHEUS.read_text()
+    kind_of: dict[str, str] = {}
+    for name in set(re.findall(r"\buringloop_\w+", text)):
+        # A histogram has no series of its own name.
+        histogram = re.fullmatch(r"(\w+)_(?:bucket|sum|count)", name)
+        kind_of[name] = kinds[histogram[1]] if histogram else kinds[name]
+        assert (kind_of[name] == "histogram") == bool(histogram), name
+    assert len(kind_of) > 10
+    for function, name in re.findall(r"\b(rate|increase|delta)\((\w+)", text):
+        assert (kind_of[name] == "gauge") == (function == "delta"), (function, name)
 
 
 # ── the API ──────────────────────────────────────────────────────────────────────────────────

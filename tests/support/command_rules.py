@@ -48,6 +48,7 @@ NOT_RUN = {
     "git": "needs the network",
     "journalctl": "needs systemd as the first process",
     "kill": "ends a program that another line starts",
+    "kubectl": "needs a cluster",
     "mkdir": "makes a folder for a reader's own programs",
     "openssl": "makes files for a reader's own programs",
     "socat": "needs a program that another command starts",
