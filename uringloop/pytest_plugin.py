@@ -1,14 +1,14 @@
 """Run tests on uringloop: `pytest -p uringloop.pytest_plugin`, or add it to `pytest_plugins`.
 
 The plugin makes pytest-asyncio, anyio's plugin and unittest's IsolatedAsyncioTestCase create
-uringloop loops; the header of pytest's report names the ring. A fixture, hook or `loop_factory` of
-the test suite itself takes precedence. The package has no pytest entry point: installing it does
-not change a test suite.
+uringloop loops; the header of pytest's report names the ring, or the seeds. A fixture, hook or
+`loop_factory` of the test suite itself takes precedence. The package has no pytest entry point:
+installing it does not change a test suite.
 
 With `--uringloop-seeds=100` each asynchronous test runs on `uringloop.testing.Loop`, in virtual
-time, under the seeds 0 to 99; with `--uringloop-seed=7` under that seed only. The marker
-`@pytest.mark.uringloop_seeds(100)` does so for a single test. A test that makes its loop by itself
-asks for the fixture `uringloop_seed`.
+time, under the seeds 0 to 99, or under as many from `--uringloop-first-seed` on; with
+`--uringloop-seed=7` under that seed only. The marker `@pytest.mark.uringloop_seeds(100)` does so
+for a single test. A test that makes its loop by itself asks for the fixture `uringloop_seed`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 # The fixtures by which a test suite chooses a loop: pytest-asyncio's and anyio's.
 POLICY = "event_loop_policy"
 BACKEND = "anyio_backend"
+
+# The hooks that repeat the tests of a session.
+SEED_RUNS = pytest.StashKey[pytest_seeds.SeedRuns]()
 
 # The names of anyio's plugin: loaded by its entry point, and by `-p`.
 ANYIO = ("anyio", "anyio.pytest_plugin")
@@ -75,14 +78,16 @@ def _register(config: pytest.Config, name: str, fixture: object) -> None:
     config.pluginmanager.register(plugin, plugin.__name__)
 
 
-def pytest_report_header() -> str:
-    """Return a line that names the ring of this run's loops, and why they are on it."""
-    return f"uringloop: {uringloop.__version__}, on {describe_ring()}"
+def pytest_report_header(config: pytest.Config) -> str:
+    """Return a line that names the seeds, or the ring of this run's loops and the reason for it."""
+    where = config.stash[SEED_RUNS].describe() or f"on {describe_ring()}"
+    return f"uringloop: {uringloop.__version__}, {where}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", pytest_seeds.DESCRIPTION)
-    config.pluginmanager.register(pytest_seeds.SeedRuns(config), pytest_seeds.NAME)
+    config.stash[SEED_RUNS] = pytest_seeds.SeedRuns(config)
+    config.pluginmanager.register(config.stash[SEED_RUNS], pytest_seeds.NAME)
     if not config.hook.pytest_asyncio_loop_factories.has_spec():
         # pytest-asyncio before 1.4 has no hook, only the policy fixture.
         _register(config, POLICY, pytest.fixture(_policy, scope="session", name=POLICY))

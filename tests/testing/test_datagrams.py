@@ -227,6 +227,23 @@ def test_other_sockets_of_the_process_are_reached_through_the_kernel() -> None:
     run(main())
 
 
+def test_a_datagram_from_outside_is_received_whole() -> None:
+    async def main() -> list[bytes]:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+            receiver, received = await endpoint(local_addr=LOCAL)
+            for data in HUNDRED:
+                plain.sendto(data, name_of(receiver))
+            async with asyncio.timeout(10):
+                while len(received.texts) < 100:  # noqa: ASYNC110 # They come by the kernel.
+                    await asyncio.sleep(0.01)
+            receiver.close()
+            return received.texts
+
+    texts, happened = run(main(), faults=testing.Faults(short=1.0))
+    assert texts == HUNDRED
+    assert happened["short"] == 0
+
+
 def test_a_connected_endpoint_is_on_the_current_host() -> None:
     network = testing.Network()
     network.set_route("web", "db", bandwidth=1000)

@@ -151,7 +151,7 @@ def test_the_options_of_pytest() -> None:
     pytest_plugin.pytest_addoption(options)  # type: ignore[arg-type]
     assert arguments_of("Options") == options.rows
     known = {name for name, *_ in options.rows}
-    assert set(re.findall(r"--uringloop-\w+", TEXT)) == known
+    assert set(re.findall(r"--uringloop-[a-z-]+", TEXT)) == known
 
 
 def test_the_marker_and_the_fixture_of_pytest() -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from support.inner_pytest import run_pytest
 
+import uringloop
+from uringloop.policy import describe_ring
+
 pytest.importorskip("pytest_asyncio")
 
 XDIST = ("asyncio", "xdist")
@@ -142,6 +145,49 @@ def test_garbage_is_collected_at_the_same_points_whatever_ran_before(tmp_path: P
     ends = re.findall(r"ends of 3 .*", alone)
     assert len(ends) == 1
     assert ends[0] in later
+
+
+def test_the_seeds_begin_with_the_first_one(tmp_path: Path) -> None:
+    out = run_suite(tmp_path, FIXTURE, "--uringloop-seeds=3", "--uringloop-first-seed=5000")
+    assert "seeds [5000, 5001, 5002]" in out
+    assert "3 runs of 1 tests" in out
+
+
+def test_a_failure_under_a_later_seed_is_repeated_by_its_number(tmp_path: Path) -> None:
+    out = run_suite(tmp_path, SUITE, "--uringloop-seeds=60", "--uringloop-first-seed=1000")
+    match = re.search(r"seed (\d+) failed; again: pytest (\S+::test_of_a_race .*)", out)
+    assert match is not None
+    assert 1000 <= int(match[1]) < 1060
+    assert f"seed {match[1]} failed" in run_suite(tmp_path, SUITE, *shlex.split(match[2]))
+
+
+@pytest.mark.parametrize(
+    "options", [["--uringloop-first-seed=7"], ["--uringloop-first-seed=-1", "--uringloop-seeds=2"]]
+)
+def test_a_first_seed_without_seeds_or_below_zero_is_refused(
+    tmp_path: Path, options: list[str]
+) -> None:
+    out = run_suite(tmp_path, SUITE, *options)
+    assert "--uringloop-first-seed needs --uringloop-seeds, and must not be negative" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        (["--uringloop-seeds=60"], "the seeds 0 to 59"),
+        (["--uringloop-seeds=60", "--uringloop-first-seed=100"], "the seeds 100 to 159"),
+        (["--uringloop-seeds=60", "--uringloop-seed=7"], "the seed 7"),
+    ],
+)
+def test_the_header_names_the_seeds(tmp_path: Path, options: list[str], where: str) -> None:
+    out = run_suite(tmp_path, SUITE, "--collect-only", *options)
+    on = "asynchronous tests on uringloop.testing.Loop"
+    assert f"uringloop: {uringloop.__version__}, {on}, under {where}\n" in out
+
+
+def test_the_header_names_the_ring_of_ordinary_loops(tmp_path: Path) -> None:
+    out = run_suite(tmp_path, MARKED, "--collect-only")
+    assert f"uringloop: {uringloop.__version__}, on {describe_ring()}" in out
 
 
 def test_another_seed_alone_passes(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ LOCAL_ADDRESS: dict[int, str] = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "
 CONNECT_TIMEOUT_S = 127.0
 # How much longer it takes if the first SYN is lost, or the first two, or three.
 SLOW_CONNECTS_S = (1.0, 3.0, 7.0)
+# The faults that happen to a piece of data: wire.py.
+OF_WIRES = ("delay", "split", "half_open", "short", "reset", "no_memory")
 
 Refusal = Callable[[], None]
 
@@ -126,8 +128,8 @@ class Connections:
                 return
 
     def has_faults(self) -> bool:
-        faults = self.loop.faults
-        return bool(faults.delay or faults.split or faults.half_open)
+        """Return whether a fault can happen that needs a wire."""
+        return any(map(self.loop.faults.chance, OF_WIRES))
 
     def connect_wire(
         self,

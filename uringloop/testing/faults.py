@@ -14,8 +14,9 @@ class Faults:
 
     # An event of a descriptor is reported later than it could be.
     late: float = 0.0
-    # A send or receive, or a read or write of a file, transfers fewer bytes than it could: at least
-    # one, and in half of the cases at most seven.
+    # A send or receive of a stream, or a read or write of a file, transfers fewer bytes than it
+    # could: at least one, and in half of the cases at most seven. On a connection between the
+    # program and its own servers, a piece of data is received in that way.
     short: float = 0.0
     # The process gets no processor for a while: the clock advances by up to 17 s.
     stall: float = 0.0
@@ -34,7 +35,7 @@ class Faults:
     missed_end: float = 0.0
 
     # On connections between the program and its own servers, a piece of data is under way for up to
-    # half a second longer, or is taken apart, into single bytes if it is short. A datagram between
+    # half a second longer, or arrives in parts, in single bytes if it is short. A datagram between
     # the program's own endpoints is under way longer, too.
     delay: float = 0.0
     split: float = 0.0
@@ -54,9 +55,11 @@ class Faults:
     # A name is not resolved (EAI_AGAIN), or resolving it takes up to 5 s.
     no_name: float = 0.0
     slow_name: float = 0.0
-    # A send or receive fails with ECONNRESET.
+    # A send or receive of a stream fails with ECONNRESET. On a connection between the program and
+    # its own servers a piece of data is lost, and both ends get ECONNRESET.
     reset: float = 0.0
-    # A send or receive fails with ENOMEM.
+    # A send or receive of a stream fails with ENOMEM. On a connection between the program and its
+    # own servers a piece of data is lost; its receiver gets ENOMEM, and its sender ECONNRESET.
     no_memory: float = 0.0
     # accept(2) fails with EMFILE.
     no_files: float = 0.0

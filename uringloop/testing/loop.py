@@ -45,10 +45,8 @@ SLOW_NAME_MAX_S = 5.0
 SLOW_CALL_MAX_S = 2.0
 # How long, in real time, the shutdown of a pool of threads is put off at most.
 LATE_MAX_S = 1.0
-# The faults that happen in this package's Python, not in the ring or the compiled part.
-HERE = tuple(
-    field.name for field in dataclasses.fields(Faults) if field.name not in (*FAULTS, "stall")
-)
+# Half of the short transfers have at most so many bytes, as those of the ring: simulation.c.
+SHORT_MAX = 7
 
 
 def is_name(host: object) -> bool:
@@ -336,11 +334,21 @@ class Loop(TestingCore, uringloop.loop.Loop):
     # ── faults ───────────────────────────────────────────────────────────────────────────────
 
     def parts(self, data: bytes) -> list[bytes]:
-        """Return *data*, or the parts into which a fault takes it apart."""
-        if not self.happens("split"):
-            return [data]
-        size = 1 if len(data) <= SPLIT_MAX else 1 + int(self.random() * len(data))
-        return [data[start : start + size] for start in range(0, len(data), size)]
+        """Return *data*, or the parts into which faults take it apart."""
+        if len(data) > 1 and self.happens("split"):
+            size = 1 if len(data) <= SPLIT_MAX else self._size_below(len(data))
+            return [data[start : start + size] for start in range(0, len(data), size)]
+        parts = []
+        while len(data) > 1 and self.happens("short"):
+            is_small = len(data) > SHORT_MAX and self.random() < 0.5
+            size = self._size_below(SHORT_MAX + 1 if is_small else len(data))
+            parts.append(data[:size])
+            data = data[size:]
+        return [*parts, data]
+
+    def _size_below(self, limit: int) -> int:
+        """Return a random size from 1 to *limit* - 1 bytes."""
+        return 1 + int(self.random() * (limit - 1))
 
     def network_delay(self) -> float:
         """Return for how many seconds longer a piece of data is under way."""
@@ -381,10 +389,10 @@ class Loop(TestingCore, uringloop.loop.Loop):
 
     def faults_happened(self) -> dict[str, int]:
         """Return how often each kind of fault has happened."""
-        happened = self._faults_happened() | {kind: self._happened[kind] for kind in HERE}
-        # Connections within the loop are counted here, those of other programs by the ring.
-        happened["no_files"] += self._happened["no_files"]
-        return happened
+        # The ring and this package's Python each count their own.
+        of_ring = self._faults_happened()
+        kinds = [field.name for field in dataclasses.fields(Faults)]
+        return {kind: of_ring.get(kind, 0) + self._happened[kind] for kind in kinds}
 
     def elapsed(self) -> float:
         """Return for how many seconds the loop's clock has advanced."""

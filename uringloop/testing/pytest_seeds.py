@@ -44,7 +44,13 @@ def add_options(parser: pytest.Parser) -> None:
         "--uringloop-seeds",
         type=int,
         metavar="COUNT",
-        help="run each asynchronous test on a loop for tests, under the seeds 0 to COUNT - 1",
+        help="run each asynchronous test on a loop for tests, under COUNT seeds, from 0 on",
+    )
+    group.addoption(
+        "--uringloop-first-seed",
+        type=int,
+        metavar="SEED",
+        help="begin the seeds of --uringloop-seeds with this one in place of 0",
     )
     group.addoption(
         "--uringloop-seed",
@@ -147,11 +153,17 @@ class SeedRuns:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.count: int | None = config.getoption("--uringloop-seeds")
+        first: int | None = config.getoption("--uringloop-first-seed")
         self.only: int | None = config.getoption("--uringloop-seed")
         self.order: str | None = config.getoption("--uringloop-order")
         self.trace: str | None = config.getoption("--uringloop-trace")
         if self.count is not None and self.count < 1:
             raise pytest.UsageError("--uringloop-seeds must be at least 1")
+        if first is not None and (self.count is None or first < 0):
+            raise pytest.UsageError(
+                "--uringloop-first-seed needs --uringloop-seeds, and must not be negative"
+            )
+        self.first = first or 0
         self.totals: list[float] = [0, 0.0, 0.0]
         self.tests = 0
         self.commands: list[str] = []
@@ -166,15 +178,31 @@ class SeedRuns:
         count = options.pop("count", None)
         if marker and marker.args:
             (count,) = marker.args
-        if self.count is not None:
-            count = self.count
-        if not takes_seeds(item) or (count is None and self.only is None):
+        numbers = self.numbers(count)
+        if numbers is None or not takes_seeds(item):
             return None
         if self.order is not None:
             options["order"] = self.order
         if self.trace is not None:
             options["trace"] = self.trace
-        return ([self.only] if self.only is not None else range(count or 1)), options
+        return numbers, options
+
+    def numbers(self, count: int | None = None) -> Sequence[int] | None:
+        """Return the seeds of a test whose marker has *count*; None if it has none."""
+        if self.only is not None:
+            return [self.only]
+        if self.count is not None:
+            return range(self.first, self.first + self.count)
+        return None if count is None else range(count)
+
+    def describe(self) -> str | None:
+        """Return the seeds of the command line in words; None if it has none."""
+        numbers = self.numbers()
+        if numbers is None:
+            return None
+        first, last = numbers[0], numbers[-1]
+        named = f"the seed {first}" if first == last else f"the seeds {first} to {last}"
+        return f"asynchronous tests on uringloop.testing.Loop, under {named}"
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:

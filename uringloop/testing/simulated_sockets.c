@@ -143,7 +143,9 @@ ssize_t simulated_receive(void *owner, soft_request *request, const struct io_ur
     bool is_stream = request->sqe.opcode == IORING_OP_RECV;
     ssize_t res;
 
-    *size = simulation_shorten(owner, *size);
+    /* A datagram is received whole. */
+    if (is_stream)
+        *size = simulation_shorten(owner, *size);
     if (is_stream && is_deaf(request))
         return -EAGAIN;
     res = is_stream ? failure_of(owner) : 0;

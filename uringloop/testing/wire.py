@@ -5,6 +5,10 @@ receives arrives at the other end later, in order:
 
     client  <── pair ──>  Relay  ──queue, timer──>  Relay  <── pair ──>  server
 
+The program's operations on a connection that is new, or has large messages, are system calls of its
+transports, to which no fault of the ring can happen. So the wire has these faults, too, for each
+piece of data: `short`, `reset` and `no_memory`.
+
 A wire that has died carries nothing, and tells nobody. As with TCP, only an end that sends, or has
 asked for keep-alive, gets an error in the end.
 """
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
 WINDOW = 256 * 1024
 # How long Linux retransmits data that nobody acknowledges: tcp_retries2.
 GIVES_UP_S = 924.6
+# How much later each part of a piece arrives than the part before. The clock reaches the next part
+# only when nothing else can run: by then a program that reads has received the part before. Timers
+# are due at the same time if they differ by no more than 0.1 us.
+PART_S = 1e-6
 
 
 class Mark(enum.Enum):
@@ -72,9 +80,16 @@ class Relay(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        # Send at once, by system calls: the ring's faults are for the program's own sends.
+        transport.set_write_buffer_limits(high=0)
 
     def data_received(self, data: bytes) -> None:
         self.wire.carry(self.side, data)
+        if not self.wire.directions[self.side].blocked:
+            # After a pause a transport receives by system calls, to which no fault of the ring
+            # happens: those are for the program's own receives.
+            self.transport.pause_reading()
+            self.transport.resume_reading()
 
     def eof_received(self) -> bool:
         self.wire.carry(self.side, Mark.END)
@@ -132,12 +147,13 @@ class Direction:
         # The end of the data has arrived.
         self.ended = False
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: Piece, gap_s: float = 0.0) -> None:
+        """Send *piece*, which arrives at least *gap_s* behind the one before."""
         route = self.wire.route()
         loop = self.wire.loop
         self.free_at = max(self.free_at, loop.time()) + size_of(piece) / route.bandwidth
         delay = route.latency + route.jitter * loop.random() + loop.network_delay()
-        self.newest = max(self.newest, self.free_at + delay)
+        self.newest = max(self.newest + gap_s, self.free_at + delay)
         self.queue.append((self.newest, piece))
         self.take(piece)
         self.schedule()
@@ -227,16 +243,31 @@ class Wire:
 
     def carry(self, side: int, piece: Piece) -> None:
         direction = self.directions[side]
-        if isinstance(piece, bytes) and not self.dead and self.loop.happens("half_open"):
-            self.die()
+        if isinstance(piece, bytes) and not self.dead and self.fails(side):
+            return
         if self.dead:
             direction.take(piece)
             self.wait_for_answer(side)
         elif isinstance(piece, bytes):
-            for part in self.loop.parts(piece):
-                direction.add(part)
+            for number, part in enumerate(self.loop.parts(piece)):
+                direction.add(part, PART_S if number else 0.0)
         else:
             direction.add(piece)
+
+    def fails(self, side: int) -> bool:
+        """Return whether a fault ends the connection before it carries what *side* has sent."""
+        if self.loop.happens("half_open"):
+            self.die()
+        elif self.loop.happens("reset"):
+            self.reset()
+            return True
+        elif self.loop.happens("no_memory"):
+            # The other side's receive fails, which resets the connection.
+            errors = [errno.ECONNRESET] * 2
+            errors[1 - side] = errno.ENOMEM
+            self.break_off(*errors)
+            return True
+        return False
 
     def end_lost(self, side: int, exc: Exception | None) -> None:
         """Tell the other side that the program has closed *side*, or that its relay has failed."""
@@ -260,9 +291,13 @@ class Wire:
 
     def reset(self) -> None:
         """Let both ends get ECONNRESET; what is under way is lost."""
-        for direction, relay in zip(self.directions, self.ends, strict=True):
+        self.break_off(errno.ECONNRESET, errno.ECONNRESET)
+
+    def break_off(self, *errors: int) -> None:
+        """Let each end get its error, of the two *errors*; what is under way is lost."""
+        for direction, relay, error in zip(self.directions, self.ends, errors, strict=True):
             direction.clear()
-            relay.fail(errno.ECONNRESET)
+            relay.fail(error)
 
     def die(self) -> None:
         """Carry nothing any more, and tell nobody."""
