@@ -107,7 +107,9 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if "{loop}" not in options.command:
         parser.error("the command has no {loop}")
-    print(LINE.format("", "requests/s", "p50 ms", "p99 ms", "CPU us/request"))
+    # Like Ctrl-C, it ends the service, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    print(LINE.format("", "requests/s", "p50 ms", "p99 ms", "CPU us/request"), flush=True)
     with get_context("spawn").Pool(1, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         try:
             found = [measure(options, loop, pool) for loop in options.loops * options.rounds]
