@@ -37,7 +37,7 @@ from .common import (
 
 
 def no_locked_memory(factory: Factory) -> str:
-    """RLIMIT_MEMLOCK of 0."""
+    """RLIMIT_MEMLOCK is 0."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
     counts = Counts()
     with serving(factory, counts) as address:
@@ -58,7 +58,9 @@ def little_locked_memory(factory: Factory) -> str:
 
 
 def no_memory(factory: Factory) -> str:
-    """RLIMIT_AS leaves 64 MB while five connections send more than that; it is then raised."""
+    """RLIMIT_AS leaves 64 MB while five connections send more than that; the limit is then
+    raised.
+    """
     hoard: list[bytes] = []
 
     class Hoarder(Counted):
@@ -96,7 +98,9 @@ def no_memory(factory: Factory) -> str:
 
 
 def no_descriptors(factory: Factory) -> str:
-    """With no free descriptor, a program connects, opens a file, and starts a process."""
+    """With no free descriptor, a program tries to connect, to open a file, and to start a
+    process.
+    """
     loop = factory()
 
     async def main() -> str:

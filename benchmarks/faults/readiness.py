@@ -221,7 +221,7 @@ def ends_with_bytes(factory: Factory) -> str:
 
 def readable_when_connected(factory: Factory) -> str:
     """A pipe is readable when it is connected, and a callback is scheduled at that moment: the
-    order of the two.
+    order of the bytes and the callback.
     """
     loop = factory()
 

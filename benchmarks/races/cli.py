@@ -145,13 +145,12 @@ def title(race: Race) -> str:
 
 def headings(count: int) -> tuple[str, ...]:
     """Return the headings of the table, for runs under *count* seeds."""
-    seeds_of = f"seeds of {count:,} that"
     return (
         "Race",
         "Affected version",
-        f"{seeds_of.capitalize()} find it",
+        f"Seeds that find the race, of {count:,}",
         "First such seed",
-        f"Fixed version: {seeds_of} fail",
+        f"Fixed version: seeds that fail, of {count:,}",
     )
 
 

@@ -249,7 +249,8 @@ STALL_MS = Number(
 )
 MONITOR = PlaceOption(
     "URINGLOOP_MONITOR",
-    effect="lets python -m uringloop.top watch the process, through a socket at that path",
+    effect="opens a socket, at that path if there is one, on which "
+    "python -m uringloop.top watches the process",
     read=FIRST_LOOP,
 )
 HEALTH = PlaceOption(

@@ -59,14 +59,14 @@ TABLE = (
     ),
     SystemCall(
         "epoll_pwait2",
-        "the same, with timeouts in nanoseconds",
+        "what `epoll_wait` does, with timeouts in nanoseconds",
         ("epoll_wait", "epoll_pwait"),
         "a run of the software ring ends with the error",
     ),
     SystemCall(
         "eventfd2", "lets other threads wake the loop", ("timerfd_create",), "there is no loop"
     ),
-    SystemCall("accept4", "accepts connections", (), "servers report it every second"),
+    SystemCall("accept4", "accepts connections", (), "servers report the refusal every second"),
     SystemCall(
         "recvmsg",
         "receives large messages, and datagrams on the software ring",

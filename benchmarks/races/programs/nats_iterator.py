@@ -1,4 +1,4 @@
-"""nats-py: a cancelled wait for a message swallows the next one.
+"""nats-py: a cancelled wait for a message swallows the next message.
 
 nats.py #804: 2.14.0 has the bug, 2.15.0 does not. A consumer polls with a timeout; the next
 message must come after it. (2.15.0 still loses a message that comes at the instant of the timeout.)

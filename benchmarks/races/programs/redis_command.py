@@ -1,4 +1,4 @@
-"""redis-py: the answer to a cancelled command is taken for the answer to the next one.
+"""redis-py: the answer to a cancelled command is taken for the answer to the next command.
 
 redis-py #2624 and #2665: 4.5.3 has the bug, 4.5.5 does not. Each command has a timeout, which must
 end after the command is sent and before its answer is read.
