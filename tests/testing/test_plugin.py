@@ -110,6 +110,46 @@ def test_a_failure_prints_the_command_that_repeats_it(tmp_path: Path) -> None:
     assert "1 runs of 1 tests" in again
 
 
+def test_a_failure_in_a_folder_of_the_project_is_repeated_there(tmp_path: Path) -> None:
+    run_suite(tmp_path, SUITE, "--uringloop-seeds=1")
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_below.py").write_text(SUITE)
+    plugins = ("uringloop.pytest_plugin", "asyncio")
+    out = run_pytest(folder, "--uringloop-seeds=60", "test_below.py", plugins=plugins)
+    match = re.search(r"seed \d+ failed; again: pytest (test_below\.py::test_of_a_race .*)", out)
+    assert match is not None, out
+    assert "1 failed" in run_pytest(folder, *shlex.split(match[1]), plugins=plugins)
+
+
+KEPT = """if True:
+    import gc, pytest
+
+    kept = []
+
+    @pytest.fixture(scope="session")
+    def wide():
+        yield
+
+    @pytest.fixture
+    def narrow(wide):
+        yield
+
+    async def test_it(uringloop_seed, narrow):
+        if uringloop_seed in (10, 210):
+            gc.collect()
+            kept.append(len(gc.get_objects()))
+        if uringloop_seed == 210:
+            print("kept", kept[1] - kept[0])
+"""
+
+
+def test_runs_leave_nothing_to_fixtures_of_a_wider_scope(tmp_path: Path) -> None:
+    out = run_suite(tmp_path, KEPT, "--uringloop-seeds=300")
+    (kept,) = re.findall(r"kept (-?\d+)", out)
+    assert int(kept) < 100
+
+
 GARBAGE = """if True:
     import asyncio, collections, sys
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -268,6 +269,38 @@ def test_a_deadlock_names_each_task_and_its_line() -> None:
     path = os.path.relpath(__file__) if __file__.startswith(os.getcwd() + os.sep) else __file__
     assert f"other waits at {path}:{line}, in wait_in_vain, for Event.wait()" in text
     assert text.count("waits at") == 2
+
+
+@contextlib.asynccontextmanager
+async def lend_in_vain(event: asyncio.Event, *, on_exit: bool) -> AsyncIterator[None]:
+    if not on_exit:
+        await event.wait()
+    yield
+    await event.wait()
+
+
+async def iterate_in_vain(event: asyncio.Event) -> AsyncIterator[None]:
+    await event.wait()
+    yield
+
+
+@pytest.mark.parametrize("way", ["enter", "exit", "iterate", "anext"])
+def test_a_deadlock_names_the_line_within_an_asynchronous_generator(way: str) -> None:
+    async def main() -> None:
+        event = asyncio.Event()
+        if way == "iterate":
+            async for _ in iterate_in_vain(event):
+                pass
+        elif way == "anext":
+            await anext(iterate_in_vain(event), None)
+        else:
+            async with lend_in_vain(event, on_exit=way == "exit"):
+                pass
+
+    with pytest.raises(testing.DeadlockError) as caught:
+        run(main())
+    name = "iterate_in_vain" if way in ("iterate", "anext") else "lend_in_vain"
+    assert f", in {name}, for Event.wait()" in str(caught.value)
 
 
 def test_a_timer_at_infinity_is_a_deadlock() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import types
 from collections.abc import Iterator
 from typing import Any
 
 ASYNCIO = os.path.dirname(asyncio.__file__)
+
+# What is awaited in place of a coroutine or an asynchronous generator, and does not name it.
+WRAPPERS = {"anext_awaitable", "async_generator_asend", "async_generator_athrow"}
 
 
 class DeadlockError(RuntimeError):
@@ -33,7 +37,13 @@ def frames_of(waiting: Any) -> Iterator[types.FrameType]:
                 waiting = getattr(waiting, inner)
                 break
         else:
-            return
+            is_wrapper = type(waiting).__name__ in WRAPPERS
+            held = gc.get_referents(waiting) if is_wrapper else []
+            waiting = next((one for one in held if is_awaited(one)), None)
+
+
+def is_awaited(found: object) -> bool:
+    return isinstance(found, types.AsyncGeneratorType) or type(found).__name__ in WRAPPERS
 
 
 def where(task: asyncio.Task[Any]) -> str:

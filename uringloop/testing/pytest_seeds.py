@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
 import shlex
 import unittest
 from collections.abc import Iterator, Sequence
@@ -112,6 +113,7 @@ def run_once(
     # pytest keeps the fixtures that the next item needs, so name one with the same parents.
     following = copy.copy(item) if passed and not is_last else nextitem
     reports.append(call_and_report(item, "teardown", log=False, nextitem=following))
+    forget_finished(item)
     function._request = False
     function.funcargs = None
     if item.cls is not None and not issubclass(item.cls, unittest.TestCase):  # type: ignore[attr-defined]
@@ -119,6 +121,22 @@ def run_once(
         for name in ("_instance", "_obj"):
             item.__dict__.pop(name, None)
     return reports
+
+
+def forget_finished(item: Any) -> None:
+    """Drop what the fixtures of wider scopes keep of each run, as of each test: its fixtures' ends.
+
+    They are over, and after thousands of runs each collection of garbage would visit them.
+    """
+    for fixtures in item._fixtureinfo.name2fixturedefs.values():
+        for fixture in fixtures:
+            fixture._finalizers[:] = [end for end in fixture._finalizers if not is_over(end)]
+
+
+def is_over(finalizer: Any) -> bool:
+    """Return whether a finalizer is the end of a fixture that has ended."""
+    fixture = getattr(getattr(finalizer, "func", None), "__self__", None)
+    return isinstance(fixture, pytest.FixtureDef) and fixture.cached_result is None
 
 
 def has_passed(report: pytest.TestReport) -> bool:
@@ -259,8 +277,9 @@ class SeedRuns:
                 report.sections.append(("uringloop", self.again(item, seed)))
 
     def again(self, item: pytest.Item, seed: int) -> str:
-        config: Any = self.config
-        where = shlex.quote(config.cwd_relative_nodeid(item.nodeid))
+        path, *parts = item.nodeid.split("::")
+        path = os.path.relpath(self.config.rootpath / path, self.config.invocation_params.dir)
+        where = shlex.quote("::".join([path, *parts]))
         again = f"pytest {where} -p uringloop.pytest_plugin --uringloop-seed={seed}"
         if self.order is not None:
             again += f" --uringloop-order={self.order}"
