@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -36,6 +37,7 @@ COMMANDS = REFERENCE / "commands.md"
 METRICS = REFERENCE / "metrics.md"
 API = REFERENCE / "api.md"
 PROMETHEUS = ROOT / "docs" / "how-to" / "prometheus.md"
+DASHBOARD = ROOT / "examples" / "dashboard.json"
 
 # A command that starts Python takes a second at most; other tests may run at the same time.
 TIME_LIMIT_S = 60
@@ -333,6 +335,31 @@ def test_alerts_and_graphs_use_existing_metrics_as_their_types_allow() -> None:
     assert len(kind_of) > 10
     for function, name in re.findall(r"\b(rate|increase|delta)\((\w+)", text):
         assert (kind_of[name] == "gauge") == (function == "delta"), (function, name)
+
+
+def test_each_alert_has_a_severity_and_selects_its_service() -> None:
+    (rules,) = re.findall(r"^groups:\n(.*?)^```", PROMETHEUS.read_text(), re.DOTALL | re.MULTILINE)
+    alerts = re.split(r"^ +- alert: ", rules, flags=re.MULTILINE)[1:]
+    assert len(alerts) > 5
+    for alert in alerts:
+        labels = re.findall(r"^ +labels: (.+)$", alert, re.MULTILINE)
+        assert labels in [[f"{{severity: {word}}}"] for word in ("page", "warning", "info")], alert
+        # The annotations name no series; a comment behind them belongs to the next alert.
+        expression, _, _ = alert.partition("annotations:")
+        series = re.findall(r"\b(?:up|uringloop_\w+|kube_\w+)(?:\{(\w+)=)?", expression)
+        assert series, alert
+        assert set(series) <= {"job", "container"}, alert
+
+
+def test_the_dashboard_draws_the_graphs_of_the_page() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    drawn = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    selector = '{job="$job"}'
+    rows = table(PROMETHEUS, "To see", "Draw")
+    expressions = [name for row in rows for name in names_in(row[1])]
+    assert [expression.replace(selector, "") for expression in drawn] == expressions
+    assert all(expression.count(selector) == 1 for expression in drawn)
+    assert {"datasource", "job"} == {variable["name"] for variable in board["templating"]["list"]}
 
 
 # ── the API ──────────────────────────────────────────────────────────────────────────────────
