@@ -562,13 +562,13 @@ for number in range(3):
     ("warns", "variable"), [("None", "1"), ("False", "1"), ("None", "0"), ("True", "0")]
 )
 def test_change_to_the_software_ring_is_logged_once(warns: str, variable: str) -> None:
-    program = f"CALLS, ERROR, WARNS = 'register', 'EPERM', {warns}\n{WARNING}"
+    program = f"CALLS, ERROR, WARNS = 'enter', 'EPERM', {warns}\n{WARNING}"
     ended = seccomp.run("-c", program, URINGLOOP_WARN_FALLBACK=variable)
     assert (ended.returncode, ended.stdout) == (0, "")
     lines = ended.stderr.splitlines()
     assert len(lines) == (warns == "True" or (warns == "None" and variable == "1"))
     for line in lines:
         assert "software ring" in line
-        assert "io_uring_register was refused while the loop ran" in line
+        assert "io_uring_enter was refused while the loop ran" in line
         assert "allow io_uring_setup" in line
         assert "URINGLOOP_WARN_FALLBACK=0" in line

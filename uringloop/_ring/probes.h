@@ -29,18 +29,15 @@ typedef struct uring_trial {
     int pair[2]; /* of UNIX stream sockets; -1 if a security policy refuses them */
 } uring_trial;
 
-/* Returns 0 or -errno; the caller closes the trial in both cases. */
+/* Opens a disabled ring. Returns 0 or -errno; the caller closes the trial in both cases. */
 static inline int uring_trial_open(uring_trial *trial) {
-    int res;
-
     memset(trial, 0, sizeof(*trial));
     trial->pair[0] = trial->pair[1] = -1;
     trial->u.call = "socketpair";
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, trial->pair) < 0 &&
         !uring_is_forbidden(-errno))
         return -errno;
-    res = uring_open(&trial->u, 4, 16);
-    return res < 0 ? res : uring_enable(&trial->u);
+    return uring_open(&trial->u, 4, 16);
 }
 
 static inline void uring_trial_close(uring_trial *trial) {
@@ -65,7 +62,7 @@ static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *compl
 }
 
 /* Returns whether the kernel has an operation. Asks the kernel, because running the operation would
- * start a worker thread. */
+ * start a worker thread. An enabled ring is restricted, and may not ask. */
 static inline bool uring_trial_knows(uring_trial *trial, int opcode) {
     struct io_uring_probe *probe = io_uring_get_probe_ring(&trial->u.ring);
     bool known = probe != NULL && io_uring_opcode_supported(probe, opcode);
@@ -83,6 +80,10 @@ static inline int uring_try(uring_abilities *found) {
     uring_trial trial;
     int results[3] = {0, 0, 0}, res = uring_trial_open(&trial), i;
 
+    found->has_ftruncate = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
+    found->has_epoll_wait = res == 0 && uring_trial_knows(&trial, URING_OP_EPOLL_WAIT);
+    if (res == 0)
+        res = uring_enable(&trial.u);
     for (i = 0; res == 0 && i < 3; i++) {
         struct io_uring_sqe *sqe = uring_get_submission(&trial.u);
 
@@ -97,8 +98,6 @@ static inline int uring_try(uring_abilities *found) {
     }
     found->call = trial.u.call;
     found->facts = trial.u.ring.features;
-    found->has_ftruncate = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
-    found->has_epoll_wait = res == 0 && uring_trial_knows(&trial, URING_OP_EPOLL_WAIT);
     uring_trial_close(&trial);
     found->quiet_sends = res == 0 && results[0] == 0 && results[1] > 0 &&
                          results[1] < (int)sizeof(data) && results[2] == -EAGAIN;

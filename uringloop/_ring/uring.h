@@ -28,6 +28,7 @@
 #include "_kernel/compat.h"
 #include "_kernel/io_uring.h"
 #include "_kernel/sanitizer.h"
+#include "_ring/restrictions.h"
 #include "_softring/softring.h"
 
 /* How long to wait for a kernel thread (SQPOLL) before the caller tries again. */
@@ -106,11 +107,14 @@ static inline int uring_finish_open(uring *u) {
     /* A forked child must not see the rings: one store there would corrupt the parent's. */
     u->call = "madvise";
     res = io_uring_ring_dontfork(&u->ring);
+    if (res == 0) {
+        u->call = "io_uring_register";
+        res = uring_restrict(&u->ring);
+    }
     if (res < 0) {
         io_uring_queue_exit(&u->ring);
         return res;
     }
-    u->call = "io_uring_register";
     uring_store(&u->life, URING_DISABLED);
     return 0;
 }
