@@ -43,9 +43,9 @@ WIDE = ("ä€b" * 10 + "\r\n").encode() * 200_000
 TEXT = "some text\n" * 3_000_000
 # Its first characters have more bytes than the average, so that tell() must search for a position.
 UNEVEN = ("\U00010348" * 37_000 + "a" * 200_000).encode()
-# For files in memory: io.BytesIO copies its data when it grows, and a machine may be slow to give the
-# memory: 2 MB took from 0.3 to 2.2 ms on a shared one. The lines of a million bytes are enough to
-# starve the others for 10 ms.
+# For files in memory: io.BytesIO copies its data when it grows, and a machine may be slow to give
+# the memory: 2 MB took from 0.3 to 2.2 ms on a shared one. The lines of a million bytes are enough
+# to starve the others for 10 ms.
 SOME_TEXT = "some text\n" * 100_000
 
 pytestmark = pytest.mark.skipif(
