@@ -158,7 +158,7 @@ def test_page_has_loops_date_and_result_before_the_pictures(made: tuple[Settings
     result = text.index("uringloop served ")
     # The list of mitigations is long and explains little, so it comes last.
     assert text.index("<h1>") < result < text.index("<svg") < text.index("mitigations")
-    assert "us" in text
+    assert "µs" in text
     assert not re.search(r"\bus\b", Balanced.text_of(text))
 
 

@@ -65,7 +65,7 @@ class Panel:
 # The quantities are in nanoseconds and bytes; `scale` converts them to the unit.
 _PANELS = (
     Panel("Throughput", "requests/s", lambda one: one.requests_per_second, 1.0),
-    Panel("Server CPU", "us per request", lambda one: one.server_cpu_ns, 1e3),
+    Panel("Server CPU", "µs per request", lambda one: one.server_cpu_ns, 1e3),
     Panel("Kernel entries", "per request", lambda one: one.kernel_entries, 1.0),
     Panel("Peak memory of the server", "MiB", lambda one: one.peak_rss_bytes, 2.0**20),
 )
@@ -234,7 +234,7 @@ def _draw_latency(results: list[Result], axes: Any) -> None:
         times = [merged.percentile(percent) / 1e3 for percent in percentiles]
         axes.plot([_place(each) for each in percentiles], times, **style_of(one.cell.loop, names))
         shown = max(shown, percentiles, key=len)
-    _prepare(axes, "percentile", "us (log)")
+    _prepare(axes, "percentile", "µs (log)")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter("{x:,g}")

@@ -28,7 +28,7 @@ def describe(row: EchoRow, cell: Cell[Measurement]) -> str:
     last = cell.rounds[-1]
     rate = last.requests / last.elapsed_ns * 1e9
     cost = last.server_cpu_ns / last.answers / 1e3
-    return f"{cell.loop}, {row.name}: {rate:,.0f} requests/s, {cost:.2f} us of CPU"
+    return f"{cell.loop}, {row.name}: {rate:,.0f} requests/s, {cost:.2f} µs of CPU"
 
 
 @contextmanager
