@@ -29,7 +29,7 @@ PRIVATE = re.compile(r"_[a-z]\w*$|_[A-Z]\w*[a-z]\w*$")
 # namedtuple's method is documented; the others are names of pytest, nest_asyncio and uvicorn.
 OTHERS = {"_replace", "_fixtureinfo", "_nest_patched", "_install_sigquit_handler"}
 # pytest's, for plugins that run an item again, as pytest-rerunfailures does.
-OTHERS |= {"_report_sections", "_initrequest", "_instance", "_obj"}
+OTHERS |= {"_report_sections", "_initrequest", "_instance", "_obj", "_finalizers"}
 # aiohttp's, for the end of its workers' servers.
 OTHERS |= {"_server", "_get_valid_log_format", "_current_request"}
 # A documented function of the standard library.
