@@ -36,7 +36,7 @@ from .common import (
 
 
 def reset_before_accept(factory: Factory) -> str:
-    """Resets of 200 clients before they are accepted."""
+    """200 clients reset their connections before the server accepts them."""
     counts = Counts()
     fds = open_fds()
     with serving(factory, counts) as address:
@@ -48,7 +48,7 @@ def reset_before_accept(factory: Factory) -> str:
 
 
 def reset_mid_send(factory: Factory) -> str:
-    """Resets of 50 peers while 8 MB are sent to each."""
+    """50 peers reset their connections while the server sends 8 MB to each."""
 
     class Generous(Counted):
         def data_received(self, data: bytes) -> None:
@@ -67,7 +67,7 @@ def reset_mid_send(factory: Factory) -> str:
 
 
 def reset_mid_receive(factory: Factory) -> str:
-    """Resets of 50 peers after they have sent 100 KB."""
+    """50 peers send 100 KB each, and then reset their connections."""
 
     class Silent(Counted):
         def data_received(self, data: bytes) -> None:
@@ -81,7 +81,7 @@ def reset_mid_receive(factory: Factory) -> str:
             sock.sendall(bytes(100_000))
             reset(sock)
         took = wait_for(lambda: counts.lost == 50)
-    outcome = judged(counts.errors == 50, f"{counts.errors} errors")
+    outcome = judged(counts.errors == 50, f"{counts.errors} ended with an exception")
     return f"{outcome} within {took:.0f} ms, {fds_left(fds)}"
 
 
