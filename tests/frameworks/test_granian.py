@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from programs import (
     request_concurrently,
     speak_http,
 )
-from support.roles import in_thread, unused_port, wait_until
+from support.roles import in_thread, listens, unused_port, wait_until
 
 from uringloop._cpython import gil
 
@@ -62,11 +61,6 @@ if __name__ == "__main__":
         "served:app", port=int(sys.argv[2]), interface="asgi", loop=sys.argv[3], workers=2
     ).serve()
 """
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 from programs import HERE, Address, Process, connector, needs_elsewhere, process, python
 from support import seccomp
-from support.roles import TIME_LIMIT, run_script, unused_port, wait_until
+from support.roles import TIME_LIMIT, listens, run_script, unused_port, wait_until
 
 # Each line is one write, since two processes write to the same pipe. A request lasts as long as the
 # connection to the port in its path. A request that is sent in parts would not do: aiohttp reads no
@@ -229,11 +229,6 @@ def test_no_worker_connections_are_no_limit(kind: Kind, tmp_path: Path) -> None:
             ends = [stack.enter_context(server.request()) for _ in range(6)]
             assert {end() for end in ends} <= server.workers
         assert server.running.stop(signal.SIGTERM) == 0
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 from support.loops import on_io_uring
-from support.roles import PATIENCE, unused_port, wait_until
+from support.roles import PATIENCE, listens, unused_port, wait_until
 from support.tls_contexts import CERTIFICATES, client_context
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -575,16 +575,11 @@ def test_compare_service_ends_the_service_when_it_is_ended(
     with subprocess.Popen([*words, *loops], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tool:
         assert tool.stdout is not None
         assert tool.stdout.readline()
-        wait_until(lambda: is_open(port))
+        wait_until(lambda: listens(port))
         tool.send_signal(number)
         _, errors = tool.communicate(timeout=PATIENCE)
     assert (tool.returncode, b"interrupted" in errors) == (1, True), errors
-    assert not is_open(port)
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+    assert not listens(port)
 
 
 @pytest.mark.parametrize(

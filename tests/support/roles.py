@@ -288,6 +288,12 @@ def unused_port(host: str = "127.0.0.1") -> int:
         return port
 
 
+def listens(port: int) -> bool:
+    """Return whether a process listens on a port of 127.0.0.1."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
 def has_ipv6() -> bool:
     """Return whether this machine has the IPv6 loopback."""
     try:
