@@ -56,11 +56,11 @@ cdef bytes packed_ancillary(object items):
 
     Raises the exceptions of `socket.sendmsg`.
     """
-    cdef list packed
+    cdef list parts
     if type(items) is list and len(<list>items) == 1:
         return packed_item((<list>items)[0])
-    packed = [packed_item(item) for item in list_of(items, 2)]
-    return b"".join(packed) if packed else None
+    parts = [packed_item(item) for item in list_of(items, 2)]
+    return b"".join(parts) if parts else None
 
 
 cdef list list_of(object items, int number):

@@ -1,7 +1,7 @@
 /* What the kernel lets the ring of a loop do (IORING_REGISTER_RESTRICTIONS, Linux 5.10): the
  * operations and registrations that a loop and its files use. The kernel refuses all others with
  * EACCES. Whoever can write to the memory of the process thus cannot use this ring for what the loop
- * never does, such as commands to devices. A restriction costs 0 to 2 ns for each submission.
+ * never does, such as commands to devices. It costs 0 to 1.5 ns for each submission.
  */
 #ifndef URINGLOOP_RESTRICTIONS_H
 #define URINGLOOP_RESTRICTIONS_H
