@@ -81,6 +81,10 @@ class Loop(BaseLoop):
     the processor on which the thread runs; this process need not be allowed to run there. The
     software ring ignores both options.
 
+    *ring_files*: perform operations on files on the ring. With False, threads of the executor
+    perform them, and the kernel refuses them to the ring. None stands for the value of the
+    environment variable URINGLOOP_RING_FILES or, if that is not set, for True.
+
     *nestable*: allow `run_until_complete`, `run_forever`, `asyncio.run` and `asyncio.Runner` in a
     callback or a task while this loop runs in the same thread. None stands for the value of the
     environment variable URINGLOOP_NESTABLE or, if that is not set, for False.
@@ -104,6 +108,7 @@ class Loop(BaseLoop):
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
+        ring_files: bool | None = None,
         nestable: bool | None = None,
         stall_ms: int | None = None,
     ) -> None:
@@ -117,6 +122,7 @@ class Loop(BaseLoop):
             batch_wait_us=batch_wait_us,
             sqpoll=sqpoll,
             sqpoll_cpu=sqpoll_cpu,
+            ring_files=ring_files,
             nestable=nestable,
             stall_ms=stall_ms,
         )

@@ -91,8 +91,8 @@ def test_the_kernel_of_an_option_is_that_of_its_feature() -> None:
 
 def test_the_software_ring_ignores_the_options_of_the_other() -> None:
     ignored = {option.argument: 1 for option in TABLE if option.ring == options.IO_URING_ONLY}
-    assert sorted(ignored) == ["sqpoll", "sqpoll_cpu"]
-    ignored["sqpoll_cpu"] = 0
+    assert sorted(ignored) == ["ring_files", "sqpoll", "sqpoll_cpu"]
+    ignored["ring_files"] = ignored["sqpoll_cpu"] = 0
     names = threads_of_kernel()
     with contextlib.closing(uringloop.Loop(backend="soft", **ignored)) as loop:  # type: ignore[arg-type]
         assert loop.backend == "soft"

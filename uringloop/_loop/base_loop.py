@@ -92,6 +92,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int | None = None,
+        ring_files: bool | None = None,
         nestable: bool | None = None,
         stall_ms: int | None = None,
     ) -> None:
@@ -102,16 +103,17 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         batch_wait_us = options.BATCH_WAIT_US.value(batch_wait_us)
         sqpoll = options.SQPOLL.value(sqpoll)
         cpu = options.SQPOLL_CPU.value(sqpoll_cpu)
+        ring_files = options.RING_FILES.value(ring_files)
         nestable = options.NESTABLE.value(nestable)
         stall_ms = options.STALL_MS.value(stall_ms)
         if cpu >= 0 and not sqpoll:
             raise ValueError("sqpoll_cpu is only meaningful with sqpoll")
-        if sqpoll:
-            # With a kernel thread, operations on paths run in an executor. Import it now: later the
+        if sqpoll or not ring_files:
+            # Operations on paths, or on all files, run in an executor. Import it now: later the
             # process may have given up the right to read the standard library.
             importlib.import_module("concurrent.futures.thread")
         trace_fd = tracing.output(options.TRACE.value())
-        refusal = self._open(wanted, busy_poll_us, batch_wait_us, sqpoll, cpu)
+        refusal = self._open(wanted, busy_poll_us, batch_wait_us, sqpoll, cpu, ring_files)
         if refusal is not None and warn_fallback:
             backends.warn_fallback_at_start(refusal)
         choose_methods()
@@ -145,6 +147,7 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         batch_wait_us: int,
         sqpoll: int,
         cpu: int,
+        ring_files: bool,
     ) -> str | None:
         """Open the selected ring; with "auto", the software ring if the kernel refuses io_uring.
 
@@ -154,7 +157,9 @@ class BaseLoop(LoopCore, asyncio.AbstractEventLoop):
         refusal = backends.known_refusal() if wanted == backends.AUTO else None
         if wanted != backends.SOFT and refusal is None:
             try:
-                super().__init__(backends.IO_URING, busy_poll_us, batch_wait_us, sqpoll, cpu)
+                super().__init__(
+                    backends.IO_URING, busy_poll_us, batch_wait_us, sqpoll, cpu, ring_files
+                )
             except OSError as exc:
                 if wanted == backends.IO_URING or not backends.is_refusal(exc):
                     raise backends.with_cause(exc) from None

@@ -152,11 +152,23 @@ class Switch(Option):
     """Yes or no; in a variable a word of ON or OFF."""
 
     def __init__(
-        self, argument: str, variable: str, *, default: bool, effect: str, read: str = EACH_LOOP
+        self,
+        argument: str,
+        variable: str,
+        *,
+        default: bool,
+        effect: str,
+        read: str = EACH_LOOP,
+        ring: str = BOTH,
     ) -> None:
-        word = "yes" if default else "no"
         super().__init__(
-            argument, variable, values="yes, no", default=word, effect=effect, read=read
+            argument,
+            variable,
+            values="yes, no",
+            default="yes" if default else "no",
+            effect=effect,
+            read=read,
+            ring=ring,
         )
         self.is_on = default
 
@@ -235,6 +247,13 @@ SQPOLL_CPU = Processor(
     effect="the processor of the kernel thread",
     ring=IO_URING_ONLY,
 )
+RING_FILES = Switch(
+    "ring_files",
+    "URINGLOOP_RING_FILES",
+    default=True,
+    effect="no: threads perform operations on files, and the kernel refuses them to the ring",
+    ring=IO_URING_ONLY,
+)
 NESTABLE = Switch(
     "nestable",
     "URINGLOOP_NESTABLE",
@@ -288,6 +307,7 @@ TABLE: tuple[Option, ...] = (
     BUSY_POLL_US,
     SQPOLL,
     SQPOLL_CPU,
+    RING_FILES,
     NESTABLE,
     STALL_MS,
     MONITOR,

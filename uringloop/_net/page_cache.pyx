@@ -6,6 +6,9 @@ has read is dropped, and so are errors, which sendfile(2) meets again. If the ri
 early, as it does when it changes its thread, sendfile(2) waits for the disk.
 """
 
+import contextlib
+import os
+
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
@@ -67,7 +70,11 @@ def has(int fd, int64_t offset, int64_t size):
 
 async def read_ahead(LoopCore loop not None, int fd, int64_t offset, Py_ssize_t size):
     """Read *size* bytes at *offset* into the page cache, ignoring errors."""
-    cdef ReadAhead reading = ReadAhead.__new__(ReadAhead)
+    cdef ReadAhead reading
+    if not loop.ring.does_files():
+        await loop.run_in_executor(None, read_now, fd, offset, size)
+        return
+    reading = ReadAhead.__new__(ReadAhead)
     reading.loop = loop
     reading.memory = PyBytes_FromStringAndSize(NULL, size)
     reading.future = loop.new_future()
@@ -78,6 +85,12 @@ async def read_ahead(LoopCore loop not None, int fd, int64_t offset, Py_ssize_t 
         await reading.future
     finally:
         reading.finish()
+
+
+def read_now(int fd, int64_t offset, Py_ssize_t size):
+    """Do what `read_ahead` does, in a thread."""
+    with contextlib.suppress(OSError):
+        os.pread(fd, size, offset)
 
 
 cdef int read_ahead_on_read(Operation *op, int res, unsigned int flags) except -1:

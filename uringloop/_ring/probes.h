@@ -37,7 +37,7 @@ static inline int uring_trial_open(uring_trial *trial) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, trial->pair) < 0 &&
         !uring_is_forbidden(-errno))
         return -errno;
-    return uring_open(&trial->u, 4, 16);
+    return uring_open(&trial->u, 4, 16, true);
 }
 
 static inline void uring_trial_close(uring_trial *trial) {

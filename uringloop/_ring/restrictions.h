@@ -7,6 +7,7 @@
 #define URINGLOOP_RESTRICTIONS_H
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -16,8 +17,7 @@
 #define URING_COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* SECURITY.md lists these; tests/ring/test_restrictions.py submits all others. */
-static const uint8_t uring_operations[] = {
-    /* sockets, pipes, and the loop itself */
+static const uint8_t uring_loop_operations[] = {
     IORING_OP_NOP,
     IORING_OP_POLL_ADD,
     IORING_OP_ASYNC_CANCEL,
@@ -25,7 +25,10 @@ static const uint8_t uring_operations[] = {
     IORING_OP_SENDMSG,
     IORING_OP_RECV,
     IORING_OP_RECVMSG,
-    /* files */
+    URING_OP_EPOLL_WAIT,
+};
+
+static const uint8_t uring_file_operations[] = {
     IORING_OP_READ,
     IORING_OP_READV,
     IORING_OP_WRITE,
@@ -40,11 +43,8 @@ static const uint8_t uring_operations[] = {
     IORING_OP_MKDIRAT,
     IORING_OP_SYMLINKAT,
     IORING_OP_LINKAT,
-    /* newer than the oldest kernel with which the ring is used, the newest last */
     URING_OP_FTRUNCATE,
-    URING_OP_EPOLL_WAIT,
 };
-#define URING_NEWER_OPERATIONS 2
 
 /* What is registered after the ring has been enabled. */
 static const uint8_t uring_registrations[] = {
@@ -56,30 +56,47 @@ static const uint8_t uring_registrations[] = {
 #define URING_SUBMISSION_FLAGS \
     (IOSQE_BUFFER_SELECT | IOSQE_CQE_SKIP_SUCCESS | IOSQE_IO_LINK | IOSQE_ASYNC)
 
-/* Restricts a ring that is not enabled yet; the restrictions begin then. Returns 0 or -errno. */
-static inline int uring_restrict(struct io_uring *ring) {
-    struct io_uring_restriction
-        allowed[URING_COUNT(uring_operations) + URING_COUNT(uring_registrations) + 1];
-    unsigned count = 0, least;
-    size_t i;
-    int res;
+typedef struct uring_restrictions {
+    struct io_uring_restriction allowed[URING_COUNT(uring_loop_operations) +
+                                        URING_COUNT(uring_file_operations) +
+                                        URING_COUNT(uring_registrations) + 1];
+    unsigned count;
+} uring_restrictions;
 
-    memset(allowed, 0, sizeof(allowed));
-    for (i = 0; i < URING_COUNT(uring_registrations); i++) {
-        allowed[count].opcode = IORING_RESTRICTION_REGISTER_OP;
-        allowed[count++].register_op = uring_registrations[i];
+/* Adds the operations up to *newest*: the kernel returns EINVAL for one that it does not know. */
+static inline void uring_allow_operations(uring_restrictions *rules, const uint8_t *operations,
+                                          size_t count, unsigned newest) {
+    for (size_t i = 0; i < count; i++) {
+        if (operations[i] > newest)
+            continue;
+        rules->allowed[rules->count].opcode = IORING_RESTRICTION_SQE_OP;
+        rules->allowed[rules->count++].sqe_op = operations[i];
     }
-    allowed[count].opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
-    allowed[count++].sqe_flags = URING_SUBMISSION_FLAGS;
-    for (i = 0; i < URING_COUNT(uring_operations); i++) {
-        allowed[count].opcode = IORING_RESTRICTION_SQE_OP;
-        allowed[count++].sqe_op = uring_operations[i];
+}
+
+/* Restricts a ring that is not enabled yet; the restrictions begin then. With *files* it may do
+ * operations on files. Returns 0 or -errno. */
+static inline int uring_restrict(struct io_uring *ring, bool files) {
+    static const unsigned newest[] = {URING_OP_EPOLL_WAIT, URING_OP_FTRUNCATE, IORING_OP_LINKAT};
+    uring_restrictions rules;
+    size_t i, tries;
+    int res = -EINVAL;
+
+    for (tries = 0; res == -EINVAL && tries < URING_COUNT(newest); tries++) {
+        memset(&rules, 0, sizeof(rules));
+        for (i = 0; i < URING_COUNT(uring_registrations); i++) {
+            rules.allowed[rules.count].opcode = IORING_RESTRICTION_REGISTER_OP;
+            rules.allowed[rules.count++].register_op = uring_registrations[i];
+        }
+        rules.allowed[rules.count].opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
+        rules.allowed[rules.count++].sqe_flags = URING_SUBMISSION_FLAGS;
+        uring_allow_operations(&rules, uring_loop_operations, URING_COUNT(uring_loop_operations),
+                               newest[tries]);
+        if (files)
+            uring_allow_operations(&rules, uring_file_operations,
+                                   URING_COUNT(uring_file_operations), newest[tries]);
+        res = io_uring_register_restrictions(ring, rules.allowed, rules.count);
     }
-    /* The kernel returns EINVAL for an operation that it does not know. */
-    least = count - URING_NEWER_OPERATIONS;
-    do
-        res = io_uring_register_restrictions(ring, allowed, count--);
-    while (res == -EINVAL && count >= least);
     return res;
 }
 

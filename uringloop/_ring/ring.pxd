@@ -138,6 +138,10 @@ cdef class Ring:
         """Return whether a thread of the kernel takes the submissions (SQPOLL)."""
         return self.u.threaded
 
+    cdef inline bint does_files(self) noexcept:
+        """Return whether the ring may do operations on files; if not, threads do them."""
+        return self.u.files
+
     # ── what differs between the kernel's ring and a software ring ───────────────────────────
 
     cdef inline int accept(self, int fd, void *name, unsigned int *size) noexcept nogil:
@@ -230,8 +234,8 @@ cdef class Ring:
     cdef int _abandon(self) noexcept
 
 
-cdef Ring open_ring()
-cdef Ring open_ring_with_thread(unsigned int idle_ms, int cpu)
+cdef Ring open_ring(bint files)
+cdef Ring open_ring_with_thread(bint files, unsigned int idle_ms, int cpu)
 cdef Ring open_software_ring()
 cdef object wrong_thread()
 

@@ -977,16 +977,19 @@ cdef class Ring:
         return 0
 
 
-cdef Ring open_ring():
-    """Open a ring of the kernel. Raises OSError if the kernel refuses one."""
+cdef Ring open_ring(bint files):
+    """Open a ring of the kernel, which may do operations on *files*, or may not.
+
+    Raises OSError if the kernel refuses one.
+    """
     cdef Ring ring = Ring.__new__(Ring)
     try_kernel()
-    ring._begin(uring_open(&ring.u, SQ_ENTRIES, CQ_ENTRIES))
+    ring._begin(uring_open(&ring.u, SQ_ENTRIES, CQ_ENTRIES, files))
     return ring
 
 
-cdef Ring open_ring_with_thread(unsigned int idle_ms, int cpu):
-    """Open a ring whose submissions a kernel thread takes (SQPOLL).
+cdef Ring open_ring_with_thread(bint files, unsigned int idle_ms, int cpu):
+    """Open a ring like `open_ring`, whose submissions a kernel thread takes (SQPOLL).
 
     The thread sleeps after *idle_ms* milliseconds without work; *cpu* is its processor, -1 for any.
     Raises OSError if the kernel refuses, ValueError if this process may not use that processor.
@@ -994,7 +997,7 @@ cdef Ring open_ring_with_thread(unsigned int idle_ms, int cpu):
     cdef Ring ring = Ring.__new__(Ring)
     cdef int res
     try_kernel()
-    res = uring_open_threaded(&ring.u, SQ_ENTRIES_OF_THREAD, CQ_ENTRIES, idle_ms, cpu)
+    res = uring_open_threaded(&ring.u, SQ_ENTRIES_OF_THREAD, CQ_ENTRIES, files, idle_ms, cpu)
     if res == -ENXIO:
         raise ValueError(f"this process may not use processor {cpu}")
     ring._begin(res)

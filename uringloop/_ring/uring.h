@@ -69,6 +69,7 @@ typedef struct uring {
     unsigned enter_flags; /* NO_IOWAIT where the kernel has it */
     const char *call;     /* the system call with which opening it has failed, or may fail next */
     bool threaded;        /* a kernel thread takes the submissions (SQPOLL) */
+    bool files;           /* the ring may do operations on files */
     int eventfd;          /* by which a kernel's ring ends a sleep elsewhere (at_epoll.h); or -1 */
     struct uring *next;   /* the list of live rings that the fork handler walks */
 } uring;
@@ -98,9 +99,10 @@ static inline int uring_setup(uring *u, unsigned sq_entries, unsigned cq_entries
 }
 
 /* The common end of opening a ring of the kernel, with a kernel thread or without. */
-static inline int uring_finish_open(uring *u) {
+static inline int uring_finish_open(uring *u, bool files) {
     int res;
 
+    u->files = files;
     URING_MAPPED();
     if (u->ring.features & URING_FEATURE_NO_IOWAIT)
         u->enter_flags |= URING_ENTER_NO_IOWAIT;
@@ -109,7 +111,7 @@ static inline int uring_finish_open(uring *u) {
     res = io_uring_ring_dontfork(&u->ring);
     if (res == 0) {
         u->call = "io_uring_register";
-        res = uring_restrict(&u->ring);
+        res = uring_restrict(&u->ring, files);
     }
     if (res < 0) {
         io_uring_queue_exit(&u->ring);
@@ -121,24 +123,24 @@ static inline int uring_finish_open(uring *u) {
 
 /* Opens a disabled ring: the thread that enables it becomes its only issuer.
  * Kernel 6.1 is the first with DEFER_TASKRUN; older ones return EINVAL. */
-static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries) {
+static inline int uring_open(uring *u, unsigned sq_entries, unsigned cq_entries, bool files) {
     unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE | IORING_SETUP_SUBMIT_ALL |
                      IORING_SETUP_R_DISABLED | IORING_SETUP_SINGLE_ISSUER |
                      IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
     int res = uring_setup(u, sq_entries, cq_entries, flags);
 
-    return res < 0 ? res : uring_finish_open(u);
+    return res < 0 ? res : uring_finish_open(u, files);
 }
 
 /* Opens a disabled ring with a kernel thread, which takes submissions as they are published, runs
  * deferred completions, and sleeps after *idle_ms* without work. No thread of this process owns the
  * ring. *cpu* is the thread's processor, -1 for any; ENXIO if it cannot run there. */
 static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq_entries,
-                                      unsigned idle_ms, int cpu) {
+                                      bool files, unsigned idle_ms, int cpu) {
     struct io_uring_params params;
     /* Open an ordinary ring first. It needs the same kernels and fails with the same errors, so
      * that an EINVAL below is due to *cpu*. */
-    int res = uring_open(u, sq_entries, cq_entries);
+    int res = uring_open(u, sq_entries, cq_entries, files);
 
     if (res < 0)
         return res;
@@ -158,7 +160,7 @@ static inline int uring_open_threaded(uring *u, unsigned sq_entries, unsigned cq
     if (res < 0)
         return res == -EINVAL && cpu >= 0 ? -ENXIO : res;
     u->threaded = true;
-    return uring_finish_open(u);
+    return uring_finish_open(u, files);
 }
 
 /* Opens a disabled software ring. */
@@ -166,6 +168,7 @@ static inline int uring_open_soft(uring *u, unsigned sq_entries, unsigned cq_ent
     int res;
 
     uring_clear(u);
+    u->files = true;
     u->soft = softring_open(&u->ring, sq_entries, cq_entries, &u->call, &res);
     if (u->soft == NULL)
         return res;
@@ -251,7 +254,8 @@ static inline int uring_succeed(uring *u, const uring *old, int res) {
 /* Opens and enables a kernel's ring of the size of *old*. */
 static inline int uring_open_successor(uring *u, const uring *old) {
     return uring_succeed(
-        u, old, uring_open(u, *old->ring.sq.kring_entries, *old->ring.cq.kring_entries));
+        u, old,
+        uring_open(u, *old->ring.sq.kring_entries, *old->ring.cq.kring_entries, old->files));
 }
 
 /* Opens and enables a software ring of the size of *old*. */

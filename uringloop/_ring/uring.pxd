@@ -22,11 +22,13 @@ cdef extern from "_ring/uring.h" nogil:
         uint64_t enters
         uring_life life
         bint threaded
+        bint files
         uring *next
 
-    int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries)
+    int uring_open(uring *u, unsigned int sq_entries, unsigned int cq_entries, bint files)
     int uring_open_threaded(
-        uring *u, unsigned int sq_entries, unsigned int cq_entries, unsigned int idle_ms, int cpu)
+        uring *u, unsigned int sq_entries, unsigned int cq_entries, bint files,
+        unsigned int idle_ms, int cpu)
     int uring_open_soft(uring *u, unsigned int sq_entries, unsigned int cq_entries)
     int uring_open_successor(uring *u, const uring *old)
     int uring_open_soft_successor(uring *u, const uring *old)

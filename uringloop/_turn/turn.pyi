@@ -26,6 +26,7 @@ class LoopCore:
         batch_wait_us: int = 0,
         sqpoll: int = 0,
         sqpoll_cpu: int = -1,
+        ring_files: bool = True,
     ) -> None: ...
     def call_soon(
         self,

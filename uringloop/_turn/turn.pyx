@@ -147,15 +147,17 @@ cdef class LoopCore:
         # The loop is closed until __init__() has opened the ring.
         self.closed = True
 
-    def __init__(self, backend, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1):
+    def __init__(
+            self, backend, busy_poll_us=0, batch_wait_us=0, sqpoll=0, sqpoll_cpu=-1,
+            ring_files=True):
         """Open the ring *backend*, "io_uring" or "soft". Raises OSError if the kernel refuses."""
         cdef int fd
         if backend == "soft":
             self.ring = open_software_ring()
         elif sqpoll:
-            self.ring = open_ring_with_thread(sqpoll, sqpoll_cpu)
+            self.ring = open_ring_with_thread(ring_files, sqpoll, sqpoll_cpu)
         else:
-            self.ring = open_ring()
+            self.ring = open_ring(ring_files)
         self.ring.spin_ns = 1000 * <int64_t>busy_poll_us
         self.ring.batch_ns = 1000 * <int64_t>batch_wait_us
         # The pools allocate their memory at first use.

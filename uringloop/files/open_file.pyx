@@ -23,6 +23,7 @@ from uringloop.files.operation cimport (
     NEEDS_THREAD,
     FileOperation,
     begin_linked,
+    loop_for_files,
     new_operation,
     ring_loop,
 )
@@ -368,7 +369,7 @@ cdef class OpenFile(FileRequests):
         cdef int64_t position = -1
         self.check_open()
         self._written = 0
-        if ring_loop() is None or not self._regular or self.in_memory:
+        if loop_for_files() is None or not self._regular or self.in_memory:
             return False
         if self.writes_at_offset and not self._appending:
             position = self.position()

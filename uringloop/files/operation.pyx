@@ -127,7 +127,7 @@ cdef class FileOperation:
 
     cdef int begin(self) except -1:
         assert self.stage <= OUT_OF_TIME
-        self.loop = None if self.traits & NEEDS_THREAD else ring_loop()
+        self.loop = None if self.traits & NEEDS_THREAD else loop_for_files()
         self.future = Future(loop=get_running_loop())
         if self.loop is not None:
             self.submit()
@@ -261,6 +261,12 @@ cdef LoopCore ring_loop():
     """Return the running loop if it is a uringloop.Loop, else None."""
     loop = PyObject_CallNoArgs(<PyObject*>GET_RUNNING_LOOP)
     return <LoopCore>loop if isinstance(loop, LoopCore) else None
+
+
+cdef LoopCore loop_for_files():
+    """Return the running loop if its ring may do operations on files, else None."""
+    cdef LoopCore loop = ring_loop()
+    return loop if loop is not None and loop.ring.does_files() else None
 
 
 cdef int file_operation_on_completion(Operation *op, int res, unsigned int flags) except -1:

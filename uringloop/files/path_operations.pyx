@@ -23,6 +23,7 @@ from uringloop.files.operation cimport (
     SLICE_BYTES,
     FileOperation,
     begin_linked,
+    loop_for_files,
     new_operation,
     ring_loop,
 )
@@ -266,7 +267,7 @@ async def link_and_rename(src, temporary, dst):
         &linking.request, AT_FDCWD, source, AT_FDCWD, between, AT_SYMLINK_FOLLOW)
     renaming = new_call((between, target))
     io_uring_prep_renameat(&renaming.request, AT_FDCWD, between, AT_FDCWD, target, 0)
-    if ring_loop() is None or linking.traits & NEEDS_THREAD:
+    if loop_for_files() is None or linking.traits & NEEDS_THREAD:
         await wait_uncancelled(
             get_running_loop().run_in_executor(None, perform_both, linking, renaming))
     else:

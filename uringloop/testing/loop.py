@@ -160,7 +160,9 @@ class Loop(TestingCore, uringloop.loop.Loop):
             raise TypeError(f"faults must be a testing.Faults, not {faults!r}")
         # An absolute path, because "1" is the name of a file here.
         trace_fd = -1 if trace is None else tracing.output(os.path.abspath(trace))
-        super().__init__(backend="soft", warn_fallback=False, nestable=False, stall_ms=0)
+        super().__init__(
+            backend="soft", warn_fallback=False, ring_files=True, nestable=False, stall_ms=0
+        )
         limit = math.inf if time_limit is None else time_limit
         self._outside = outside.Outside(self, limit)
         self._simulate(self.START_S, order == "random", self._outside, trace_fd)
