@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import errno
+import functools
 import gc
 import os
 import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ async def operations(file: Any, count: int) -> None:
     """Wait until *count* operations of *file* are in flight."""
     while file._operations_in_flight != count:  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+async def begun(file: Any) -> None:
+    """Let the tasks that were just made begin their operations; threads may perform them at once."""
+    await asyncio.sleep(0)
+    if isinstance(asyncio.get_running_loop(), uringloop.Loop):
+        assert file._operations_in_flight
 
 
 def written_before(exc: OSError) -> object:
@@ -215,7 +223,7 @@ def test_a_cancelled_read_leaves_the_position_unchanged(
     async def main() -> None:
         async with uringloop.open(sparse, "rb") as file:
             task = asyncio.ensure_future(file.read(LARGE))
-            await operations(file, 1)
+            await begun(file)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -232,7 +240,7 @@ def test_a_cancelled_pread_into_returns_once_the_buffer_is_free(
         async with uringloop.open(sparse, "rb") as file:
             buffer = bytearray(b"x" * LARGE)
             task = asyncio.ensure_future(file.pread_into(buffer, 0))
-            await operations(file, 1)
+            await begun(file)
             task.cancel()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -253,7 +261,7 @@ def test_a_cancelled_flush_writes_nothing_twice(
         async with uringloop.open(tmp_path / "file", mode, buffering=LARGE) as file:
             await file.write(b"x" * LARGE)
             task = asyncio.ensure_future(file.flush())
-            await operations(file, 1)
+            await begun(file)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -271,7 +279,7 @@ def test_a_call_that_waits_for_the_file_can_be_cancelled(
     async def main() -> None:
         async with uringloop.open(sparse, "rb") as file:
             first = asyncio.ensure_future(file.read(LARGE))
-            await operations(file, 1)
+            await begun(file)
             second, third = (asyncio.ensure_future(file.tell()) for _ in range(2))
             await asyncio.sleep(0)
             second.cancel()
@@ -289,7 +297,7 @@ def test_close_waits_for_operations_in_flight(
         file = await uringloop.open(sparse, "r+b")
         tasks = [asyncio.ensure_future(file.pwrite(b"x" * 1_000_000, 0)) for _ in range(9)]
         detached = asyncio.ensure_future(file.pread(LARGE, 0))
-        await operations(file, 10)
+        await begun(file)
         detached.cancel()
         await file.close()
         assert file.closed
@@ -396,6 +404,36 @@ def test_a_read_of_a_pipe_continues_in_another_thread(loop: uringloop.Loop) -> N
     thread.join()
     assert results == [b"bytes"]
     loop.run_until_complete(file.close())
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [asyncio.new_event_loop, functools.partial(uringloop.Loop, ring_files=False)],
+    ids=["asyncio", "threads"],
+)
+def test_a_file_can_be_closed_while_a_thread_works_for_a_closed_loop(
+    factory: Callable[[], asyncio.AbstractEventLoop], sparse: Path
+) -> None:
+    loop = factory()
+    file = loop.run_until_complete(opened(sparse, "r+b"))
+
+    async def begin() -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(file.pread_into(bytearray(LARGE), 0))
+        await asyncio.sleep(0)
+        return task
+
+    task = loop.run_until_complete(begin())
+    loop.close()
+    # It will never be resumed; suppress asyncio's report of that.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    del task
+    gc.collect()
+
+    async def close() -> None:
+        await asyncio.wait_for(file.close(), 20)
+
+    asyncio.run(close())
+    assert file.closed
 
 
 def test_a_loop_can_be_closed_with_reads_and_writes_in_flight(sparse: Path) -> None:

@@ -30,6 +30,7 @@ cdef enum Stage:
     PREPARED        # not begun
     OUT_OF_TIME     # not begun: the turn had no time for the rest, which may be cached
     BEGUN           # on the ring or in a thread, and counted in its file's `in_flight`
+    PERFORMED       # by a thread; its loop has not been told
     ENDED           # `res` is set, or `filled` has everything
 
 

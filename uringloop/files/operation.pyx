@@ -6,25 +6,26 @@ which is copied into the ring's queue; under other event loops a thread performs
 Awaiting and cancelling both return only after the end of the operation, except where the operation
 owns all the memory and changes nothing (DETACHABLE).
 
-    PREPARED ──begin()──> BEGUN ──on_end()──> ENDED
-     │    ^                 ^                   ^
-     │    │                 │ begin()           │
-     │    └─take_cached()─> OUT_OF_TIME         │
-     └──from the page cache, or of no bytes─────┘
+    PREPARED ──begin()──> BEGUN ───────on_end()─────> ENDED
+     │    ^                 ^ └─_perform()─> PERFORMED ─^ ^
+     │    │                 │ begin()                     │
+     │    └─take_cached()─> OUT_OF_TIME                   │
+     └──from the page cache, or of no bytes───────────────┘
 
-After EINTR on_end() submits the operation again, and it stays BEGUN.
+After EINTR on_end() submits the operation again, and it stays BEGUN. A thread lets go of the file
+itself: the loop that the operation was begun on may be closed by then.
 
 An ECANCELED without a cancel has one of two causes. If the ring was lost with a thread that has
 ended, idempotent operations are submitted again. If the kernel could not start a worker because of
 the process's limits, the request is performed in the loop's thread, which blocks.
 """
 
-from asyncio import CancelledError, Future, get_running_loop
+from asyncio import CancelledError, Future, _get_running_loop, get_running_loop
 
 cimport cython
 from cpython.object cimport PyObject
 
-from uringloop._cpython.pyapi cimport FREE_THREADED, PyObject_CallNoArgs
+from uringloop._cpython.pyapi cimport PyObject_CallNoArgs
 from uringloop._kernel.atomics cimport count_int, load_int
 from uringloop._kernel.errors cimport ECANCELED, EINTR
 from uringloop._kernel.files cimport (
@@ -44,7 +45,7 @@ from uringloop._ring.ring cimport (
     is_used_elsewhere,
     operation_init,
 )
-from uringloop._turn.turn cimport LoopCore, is_elsewhere
+from uringloop._turn.turn cimport LoopCore
 
 cdef object GET_RUNNING_LOOP = get_running_loop
 
@@ -96,10 +97,15 @@ cdef class Descriptor:
 cdef int resolve(object idle) except -1:
     """Resolve *idle*, which its loop's thread awaits, in that thread."""
     cdef object loop = idle.get_loop()
-    if FREE_THREADED and isinstance(loop, LoopCore) and is_elsewhere(<LoopCore>loop):
-        loop.call_soon_threadsafe(resolve_here, idle)
-    else:
+    if loop is _get_running_loop():
         resolve_here(idle)
+        return 0
+    # The operation has ended in a thread of the executor, or beside another loop.
+    try:
+        loop.call_soon_threadsafe(resolve_here, idle)
+    except RuntimeError:
+        # The loop is closed: no task can be resumed.
+        pass
     return 0
 
 
@@ -117,7 +123,7 @@ cdef class FileOperation:
             # The opened descriptor was not taken.
             close(self.res)
         if self.stage == BEGUN and self.file is not None:
-            # The loop was closed before the completion was delivered.
+            # It was not submitted, or the loop was closed before the completion was delivered.
             self.file.ended()
 
     cdef object run(self):
@@ -129,14 +135,14 @@ cdef class FileOperation:
         assert self.stage <= OUT_OF_TIME
         self.loop = None if self.traits & NEEDS_THREAD else loop_for_files()
         self.future = Future(loop=get_running_loop())
+        self.stage = BEGUN
+        if self.file is not None:
+            self.file.started()
         if self.loop is not None:
             self.submit()
         else:
             performed = get_running_loop().run_in_executor(None, self._perform)
             performed.add_done_callback(self._performed)
-        self.stage = BEGUN
-        if self.file is not None:
-            self.file.started()
         return 0
 
     async def end(self):
@@ -194,8 +200,11 @@ cdef class FileOperation:
             res = uring_perform(&self.request)
             while res == -EINTR and not self.op.policy & NEVER_CANCELLED:
                 res = uring_perform(&self.request)
-        # Set it here, too: the loop may be closed before `_performed` runs.
         self.res = res
+        if self.stage == BEGUN:
+            self.stage = PERFORMED
+            if self.file is not None:
+                self.file.ended()
         return res
 
     def _performed(self, performed):
@@ -211,10 +220,10 @@ cdef class FileOperation:
             if not self.cancelled and self.loop is not None and not self.loop.closed:
                 return self.submit()
         self.res = res
-        assert self.stage == BEGUN
-        self.stage = ENDED
-        if self.file is not None:
+        assert self.stage in (BEGUN, PERFORMED)
+        if self.stage == BEGUN and self.file is not None:
             self.file.ended()
+        self.stage = ENDED
         return self.resolve_future()
 
     cdef bint had_no_worker(self) noexcept:
