@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "build" / "mutants"
-SOURCES = ("uringloop", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("uringloop", "tests", "setup.py", "pyproject.toml", "README.md", "LICENSE", "licenses")
 PACKAGE = "uringloop"
 # Seeds within which a mutant must be found, and the time limit for them in seconds.
 SEEDS = 2000

@@ -59,6 +59,7 @@ def copy_sources(folder: Path) -> None:
     (package / "__init__.py").write_text(FRONT)
     for name in BUILT_FROM:
         shutil.copy2(ROOT / name, folder)
+    shutil.copytree(ROOT / "licenses", folder / "licenses")
     for path in parts_of_the_core(PACKAGE):
         if path.is_dir():
             shutil.copytree(path, package / path.name)
