@@ -30,6 +30,7 @@ FREE_THREADED_MIN = (3, 14)
 PACKAGE = Path("uringloop")
 BENCH = PACKAGE / "bench"
 MODULES_HEADER = Path("build/compiled_modules.h")
+EXPORTS = PACKAGE / "_cpython" / "exports.map"
 COVERAGE = os.environ.get("URINGLOOP_COVERAGE") == "1"
 DEBUG = COVERAGE or os.environ.get("URINGLOOP_DEBUG") == "1"
 # Where Cython writes its C files: all C files of the source tree are written by hand. They are the
@@ -153,7 +154,11 @@ def extensions() -> list[Extension]:
     cflags += ["-Wno-cast-function-type"]
     for header in ("importing", "immortal"):
         cflags += ["-include", f"uringloop/_cpython/{header}.h"]
-    cflags += ["-O1", "-g"] if DEBUG else ["-O2", "-g0"]
+    # Wheels that are built in different folders are the same, byte for byte.
+    cflags += ["-O1", "-g"] if DEBUG else ["-O2", "-g0", f"-ffile-prefix-map={Path.cwd()}=."]
+    # Bound when they are loaded, as Python asks the dynamic linker to do; then made read-only.
+    options["extra_link_args"] += ["-Wl,-z,relro,-z,now,-z,noexecstack"]
+    options["extra_link_args"] += [f"-Wl,--version-script={EXPORTS}", "-lm"]
     extra = os.environ.get("URINGLOOP_CFLAGS", "").split()
     options["extra_compile_args"] += cflags + extra
     options["extra_link_args"] += extra
@@ -178,7 +183,7 @@ def extensions() -> list[Extension]:
         "uringloop._compiled",
         [str(path) for path in (*modules, *sorted(written))],
         include_dirs=[str(PACKAGE), str(MODULES_HEADER.parent)],
-        depends=[str(path) for path in (*sorted(headers), MODULES_HEADER)],
+        depends=[str(path) for path in (*sorted(headers), MODULES_HEADER, EXPORTS)],
         **options,
     )
     if not BENCH.exists():
@@ -188,7 +193,7 @@ def extensions() -> list[Extension]:
         "uringloop.bench.loadgen",
         [str(BENCH / "loadgen.pyx")],
         include_dirs=[str(BENCH)],
-        depends=[str(path) for path in sorted(BENCH.glob("*.h"))],
+        depends=[str(path) for path in (*sorted(BENCH.glob("*.h")), EXPORTS)],
         **options,
     )
     return [compiled, load_generator]
@@ -233,6 +238,9 @@ class BuildOnAllCores(build_ext):
         self.build_temp = f"{base}/temp.{sysconfig.get_platform()}-{python}"
 
     def build_extensions(self) -> None:
+        # Some Pythons have the linker note the folder of their own library, which is not linked.
+        linker = self.compiler.linker_so
+        self.compiler.linker_so = [word for word in linker if not word.startswith("-Wl,-rpath")]
         for extension in self.extensions:
             extension.sources = translated(extension.sources)
         compile_all = self.compiler.compile
