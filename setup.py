@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import hashlib
+import json
 import multiprocessing
 import os
 import re
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.modified import newer_group
@@ -93,13 +96,18 @@ def missing() -> list[str]:
     return found
 
 
+def static_liburing() -> Path | None:
+    """Return the static library, if it is installed."""
+    archive = Path(pkg_config("--variable=libdir")) / "liburing.a"
+    return archive if archive.exists() else None
+
+
 def liburing() -> dict[str, list[str]]:
     """Return arguments for the compiler and the linker; prefer the static library."""
     version = pkg_config("--modversion")
-    archive = Path(pkg_config("--variable=libdir")) / "liburing.a"
     found = {"extra_compile_args": pkg_config("--cflags").split(), "extra_link_args": []}
     found["extra_compile_args"].append(f'-DURINGLOOP_LIBURING="{version}"')
-    if archive.exists():
+    if archive := static_liburing():
         found["extra_objects"] = [str(archive)]
     else:
         found["extra_link_args"] += pkg_config("--libs").split()
@@ -279,6 +287,53 @@ class BuildFresh(build_py):
                 path.unlink()
 
 
+def bill_of_materials(name: str, version: str) -> dict[str, object]:
+    """Return what this build puts into the wheel, in CycloneDX; equal builds have equal bills."""
+
+    def library(purl: str, name: str, version: str) -> dict[str, object]:
+        address = f"{purl}{version}"
+        facts = {"type": "library", "bom-ref": address, "name": name, "version": version}
+        return facts | {"licenses": [{"license": {"id": "MIT"}}], "purl": address}
+
+    package = library(f"pkg:pypi/{name}@", name, version)
+    uring = library("pkg:github/axboe/liburing@liburing-", "liburing", pkg_config("--modversion"))
+    if archive := static_liburing():
+        uring["description"] = "linked statically; the hash is that of the archive liburing.a"
+        checksum = hashlib.sha256(archive.read_bytes()).hexdigest()
+        uring["hashes"] = [{"alg": "SHA-256", "content": checksum}]
+    else:
+        uring["description"] = "linked dynamically: this build has inline functions of its headers"
+    linking = {"name": "asyncio-uringloop:linking", "value": "static" if archive else "dynamic"}
+    uring["properties"] = [linking]
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": package},
+        "components": [uring],
+        "dependencies": [
+            {"ref": package["bom-ref"], "dependsOn": [uring["bom-ref"]]},
+            {"ref": uring["bom-ref"]},
+        ],
+    }
+
+
+class BuildWheel(bdist_wheel):
+    """Adds the bill of materials (PEP 770), and makes the wheel independent of the umask."""
+
+    def write_wheelfile(self, wheelfile_base: str, *arguments: str, **options: str) -> None:
+        super().write_wheelfile(wheelfile_base, *arguments, **options)
+        metadata = self.distribution.metadata
+        bill = bill_of_materials(metadata.get_name(), metadata.get_version())
+        folder = Path(wheelfile_base, "sboms")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{metadata.get_name()}.cdx.json").write_text(json.dumps(bill, indent=2) + "\n")
+        for path in Path(self.bdist_dir).rglob("*"):
+            if path.is_file():
+                path.chmod(0o755 if path.suffix == ".so" else 0o644)
+
+
 def build_options() -> dict[str, dict[str, object]]:
     """Return options to compile on all cores, with a build folder for each set of flags."""
     flavour = "coverage" if COVERAGE else "debug" if DEBUG else "release"
@@ -305,6 +360,10 @@ if __name__ == "__main__":
     check()
     setup(
         options=build_options(),
-        cmdclass={"build_ext": BuildOnAllCores, "build_py": BuildFresh},
+        cmdclass={
+            "bdist_wheel": BuildWheel,
+            "build_ext": BuildOnAllCores,
+            "build_py": BuildFresh,
+        },
         ext_modules=extensions(),
     )
