@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -319,6 +320,17 @@ def bill_of_materials(name: str, version: str) -> dict[str, object]:
     }
 
 
+def description() -> str:
+    """Return README.md with addresses in place of paths: a package index has only this page."""
+    urls = tomllib.loads(Path("pyproject.toml").read_text())["project"]["urls"]
+    version = re.search(r'^__version__ = "(.+)"$', (PACKAGE / "__init__.py").read_text(), re.M)
+    text = Path("README.md").read_text()
+    for path in (r'(?<=src=")[^"]+', r'(?<=srcset=")[^"]+', r"(?<=\]\()[\w./-]+\.svg(?=\))"):
+        text = re.sub(path, rf"{urls['Source']}/raw/v{version[1]}/\g<0>", text)
+    linked = r"(?<=\]\()(?!\w+:|#)[^)\s]+"
+    return re.sub(linked, rf"{urls['Source']}/blob/v{version[1]}/\g<0>", text)
+
+
 class BuildWheel(bdist_wheel):
     """Adds the bill of materials (PEP 770), and makes the wheel independent of the umask."""
 
@@ -366,4 +378,6 @@ if __name__ == "__main__":
             "build_py": BuildFresh,
         },
         ext_modules=extensions(),
+        long_description=description(),
+        long_description_content_type="text/markdown",
     )
