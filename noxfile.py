@@ -146,7 +146,7 @@ def conformance(session: nox.Session) -> None:
 def ci(session: nox.Session) -> None:
     """Run the tests of what the project builds and of the programs of its CI and benchmarks."""
     install(session, "bench", "test")
-    session.install("--quiet", "pyinstaller>=6")
+    session.install("--quiet", "pyinstaller>=6", "cyclonedx-python-lib[json-validation]")
     run_tests(session, *WORKERS, "tests/ci", "tests/benchmarks")
 
 

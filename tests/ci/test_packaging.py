@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import email.message
 import email.parser
+import json
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ import venv
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,9 +87,9 @@ def run(*command: str | Path, cwd: Path, **environ: str) -> subprocess.Completed
     )
 
 
-def build(hook: str, source: Path, target: Path) -> Path:
+def build(hook: str, source: Path, target: Path, **environ: str) -> Path:
     target.mkdir()
-    done = run(sys.executable, "-c", BACKEND.format(hook), target, cwd=source)
+    done = run(sys.executable, "-c", BACKEND.format(hook), target, cwd=source, **environ)
     assert done.returncode == 0, done.stderr
     (made,) = target.iterdir()
     return made
@@ -215,6 +217,15 @@ def test_metadata_names_pythons_licence_and_extras(wheel: Path) -> None:
         assert f"Programming Language :: Python :: 3.{minor}" in classifiers
 
 
+def test_the_description_has_no_link_to_a_file(wheel: Path) -> None:
+    text = metadata_of(wheel).get_payload()
+    assert isinstance(text, str)
+    linked = re.findall(r"\]\(([^)]+)\)|src(?:set)?=\"([^\"]+)\"", text)
+    # The links of README.md.
+    assert len(linked) > 30
+    assert [one for one in linked if not re.match(r"https?://|#", "".join(one))] == []
+
+
 def test_a_wheel_names_what_other_programs_look_for(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [one for one in archive.namelist() if one.endswith("/entry_points.txt")]
@@ -224,6 +235,125 @@ def test_a_wheel_names_what_other_programs_look_for(wheel: Path) -> None:
         ]
         assert "uringloop/_pyinstaller/hook-uringloop.py" in archive.namelist()
     assert Path(*_pyinstaller.hook_dirs(), "hook-uringloop.py").exists()
+
+
+# ── what a wheel says that it contains ────────────────────────────────────────────────────────
+
+CHECK_WHEEL = ROOT / ".ci" / "check-wheel"
+BILL = f"{DISTRIBUTION}-{__version__}.dist-info/sboms/asyncio-uringloop.cdx.json"
+
+
+def wrong_in(wheel: Path) -> list[str]:
+    """Return what .ci/check-wheel finds."""
+    done = run(sys.executable, CHECK_WHEEL, wheel, cwd=ROOT)
+    assert done.stderr == ""
+    lines = [line.removeprefix(f"{wheel.name}: ") for line in done.stdout.splitlines()]
+    assert done.returncode == (lines != ["nothing is wrong"])
+    return lines
+
+
+def with_changes(wheel: Path, folder: Path, **changed: bytes | None) -> Path:
+    """Copy a wheel; a file whose name ends in a given one is replaced, or left out."""
+    copy = folder / wheel.name
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(copy, "w") as made:
+        for entry in archive.infolist():
+            content: bytes | None = archive.read(entry)
+            for name, other in changed.items():
+                content = other if entry.filename.endswith(name) else content
+            if content is not None:
+                made.writestr(entry, content)
+    return copy
+
+
+def bill_of(wheel: Path) -> dict[str, Any]:
+    with zipfile.ZipFile(wheel) as archive:
+        bill: dict[str, Any] = json.loads(archive.read(BILL))
+    return bill
+
+
+@builds
+@repairs
+def test_nothing_is_wrong_in_the_repaired_wheel(repaired: Path) -> None:
+    assert wrong_in(repaired) == ["nothing is wrong"]
+
+
+@builds
+@repairs
+def test_a_wheel_without_licences_or_with_another_bill_is_found(
+    repaired: Path, tmp_path: Path
+) -> None:
+    bill = bill_of(repaired)
+    linking = bill["components"][0]["properties"][0]
+    linking["value"] = {"static": "dynamic", "dynamic": "static"}[linking["value"]]
+    bill["metadata"]["component"]["version"] = "0.9"
+    changes = {"LICENSE": b"other", "liburing.txt": None, ".cdx.json": json.dumps(bill).encode()}
+    assert wrong_in(with_changes(repaired, tmp_path, **changes)) == [
+        "lacks the licence LICENSE",
+        "lacks the licence licenses/liburing.txt",
+        "the bill of materials is of version 0.9",
+        f"the bill of materials says that liburing is linked {{'{linking['value']}'}}",
+    ]
+
+
+UNSAFE = "int open_to_all(void) { return 0; }\ndouble ceil(double); double (*at)(double) = ceil;"
+
+
+@builds
+@repairs
+def test_a_compiled_file_that_is_not_safe_to_load_is_found(repaired: Path, tmp_path: Path) -> None:
+    (tmp_path / "unsafe.c").write_text(UNSAFE)
+    flags = "-shared -fPIC -g -fno-builtin -Wl,-z,lazy,-z,norelro,-z,execstack -Wl,-rpath,/opt/here"
+    done = run("cc", *flags.split(), tmp_path / "unsafe.c", "-o", tmp_path / "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    unsafe = (tmp_path / "out").read_bytes()
+    found = wrong_in(with_changes(repaired, tmp_path, **{f"loadgen{EXTENSION}": unsafe}))
+    name = f"uringloop/bench/loadgen{EXTENSION}"
+    assert sorted(line.removeprefix(name).strip() for line in found) == [
+        "exports at",
+        "exports open_to_all",
+        "has a path to libraries: /opt/here",
+        "has an executable stack",
+        "has no read-only relocations (RELRO)",
+        f"has the path {tmp_path}/unsafe.c",
+        "is bound lazily (no BIND_NOW)",
+        "needs ceil, and names no library that has it",
+    ]
+
+
+@builds
+def test_the_bill_of_materials_is_valid_and_names_what_is_linked(wheel: Path) -> None:
+    bill = bill_of(wheel)
+    package, (liburing,) = bill["metadata"]["component"], bill["components"]
+    assert (package["name"], package["version"]) == ("asyncio-uringloop", __version__)
+    pkg_config = os.environ.get("PKG_CONFIG", "pkg-config")
+    version = run(pkg_config, "--modversion", "liburing", cwd=ROOT).stdout.strip()
+    assert liburing["version"] == version
+    assert liburing["purl"] == f"pkg:github/axboe/liburing@liburing-{version}"
+    assert bill["dependencies"][0] == {"ref": package["purl"], "dependsOn": [liburing["purl"]]}
+    # The schema, of the makers of the format.
+    schema = pytest.importorskip("cyclonedx.schema")
+    validation = pytest.importorskip("cyclonedx.validation.json")
+    validator = validation.JsonStrictValidator(schema.SchemaVersion.V1_6)
+    assert validator.validate_str(json.dumps(bill)) is None
+
+
+@builds
+def test_a_wheel_that_links_the_shared_library_says_so(wheel: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(wheel.parents[1] / f"{DISTRIBUTION}-{__version__}", source)
+    # Linked again, of the same objects.
+    for linked in source.glob("build/*/lib.*/**/*.so"):
+        linked.unlink()
+    pkg_config = os.environ.get("PKG_CONFIG", "pkg-config")
+    if bill_of(wheel)["components"][0]["version"] == "2.3":
+        pytest.skip("the shared library of liburing 2.3 lacks functions")
+    no_archive = f'[ "$1" = --variable=libdir ] && echo {tmp_path} || exec {pkg_config} "$@"'
+    program = pkg_config_that(tmp_path, no_archive)
+    made = build("build_wheel", source, tmp_path / "dist", PKG_CONFIG=program)
+    (liburing,) = bill_of(made)["components"]
+    assert liburing["properties"] == [{"name": "asyncio-uringloop:linking", "value": "dynamic"}]
+    assert "hashes" not in liburing
+    assert wrong_in(made) == ["nothing is wrong"]
 
 
 # ── the wheel for other machines ─────────────────────────────────────────────────────────────
@@ -398,7 +528,7 @@ def test_a_build_for_python_3_13_without_the_gil_stops(tmp_path: Path) -> None:
     source = copied_source(tmp_path / "source")
     code = (
         "import runpy, setuptools, sys, sysconfig\n"
-        "sys.version_info = (3, 13, 9, 'final', 0)\n"
+        "sys.version_info = type('Version', (tuple,), {'major': 3, 'minor': 13})((3, 13, 9))\n"
         "known = sysconfig.get_config_var\n"
         "sysconfig.get_config_var = lambda name: name == 'Py_GIL_DISABLED' or known(name)\n"
         "runpy.run_path('setup.py', run_name='__main__')"
