@@ -77,7 +77,7 @@ __all__ = [
 ]
 
 # The build reads the version from this line without importing the package.
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 
 def __getattr__(name: str) -> Any:

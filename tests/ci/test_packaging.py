@@ -413,18 +413,26 @@ def test_installed_wheel_echoes_and_reads_files(
 # ── instructions to install ──────────────────────────────────────────────────────────────────
 
 
-def test_no_instruction_installs_a_distribution_called_uringloop() -> None:
-    instruction = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b[^/@]?.*")
+# The page that says how to see whether a release has been uploaded.
+INSTALLATION = ROOT / "docs" / "start" / "install.md"
+
+
+def test_one_page_installs_a_release_by_name_and_says_what_to_check_before() -> None:
+    # A path, or a name with an address, is none.
+    instruction = re.compile(r"pip3? install[^\n`]*?[\s'\"](asyncio-)?uringloop\b(?!/| ?@)")
     named = re.compile(r"uringloop\[")
     files = [*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.html"), *(ROOT / "docs").rglob("*.md")]
     files += [*ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.py"), ROOT / "setup.py"]
     found = [
-        f"{path.relative_to(ROOT)}: {line.strip()}"
+        (path, instruction.search(line))
         for path in files
         for line in path.read_text().splitlines()
         if instruction.search(line) or (named.search(line) and "pip" in line)
     ]
-    assert found == []
+    assert [path for path, _ in found] == [INSTALLATION]
+    # Not `uringloop`, which is another project.
+    assert [one[1] for _, one in found if one] == ["asyncio-"]
+    assert "First check that `pip index versions asyncio-uringloop`" in INSTALLATION.read_text()
 
 
 # ── errors of imports and of setup.py ────────────────────────────────────────────────────────
