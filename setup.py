@@ -29,6 +29,8 @@ from setuptools.command.build_py import build_py
 from setuptools.modified import newer_group
 
 LIBURING_MIN = (2, 3)
+# The first whose shared library exports io_uring_enable_rings and io_uring_register_restrictions.
+SHARED_LIBURING_MIN = (2, 4)
 # Python 3.13 without the GIL was an experiment.
 FREE_THREADED_MIN = (3, 14)
 PACKAGE = Path("uringloop")
@@ -92,8 +94,10 @@ def missing() -> list[str]:
         found.append(f"{PKG_CONFIG}, which finds liburing, is not there")
     elif not (version := pkg_config("--modversion")):
         found.append(f"{PKG_CONFIG} does not find liburing")
-    elif tuple(int(part) for part in version.split(".")[:2]) < LIBURING_MIN:
+    elif (numbers := tuple(int(part) for part in version.split(".")[:2])) < LIBURING_MIN:
         found.append(f"liburing {version} is too old")
+    elif numbers < SHARED_LIBURING_MIN and static_liburing() is None:
+        found.append(f"liburing {version} has no liburing.a, and its shared library is too old")
     return found
 
 

@@ -512,6 +512,7 @@ def test_a_broken_compiled_file_is_reported_by_its_path(tmp_path: Path) -> None:
     [
         ("exit 1", "sh", "does not find liburing"),
         ("echo 2.2", "sh", "liburing 2.2 is too old"),
+        ("echo 2.3", "sh", "liburing 2.3 has no liburing.a, and its shared library is too old"),
         (None, "sh", "no-such-program, which finds liburing, is not there"),
         ("echo 2.5", "no-such-compiler -O2", "the compiler no-such-compiler is not there"),
     ],
