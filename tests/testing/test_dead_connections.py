@@ -572,9 +572,9 @@ def test_a_server_at_every_address_of_the_machine_is_at_no_other(host: str) -> N
         loop = asyncio.get_running_loop()
         serving = await asyncio.start_server(Server().echo, "0.0.0.0", 0)
         address = (host, serving.sockets[0].getsockname()[1])
-        assert loop.connections.servers.find(socket.AF_INET, address) is None  # type: ignore[attr-defined]
+        assert loop._connections.servers.find(socket.AF_INET, address) is None  # type: ignore[attr-defined]
         own = ("127.0.0.5", address[1])
-        assert loop.connections.servers.find(socket.AF_INET, own) is not None  # type: ignore[attr-defined]
+        assert loop._connections.servers.find(socket.AF_INET, own) is not None  # type: ignore[attr-defined]
         serving.close()
 
     run(main())

@@ -17,8 +17,6 @@ from uringloop import pytest_plugin, testing
 from uringloop.testing import pytest_seeds
 
 TEXT = (ROOT / "docs" / "reference" / "testing.md").read_text()
-# Public names that the modules of the package use among themselves.
-INTERNAL = {"add_connection", "add_waiting", "happens", "network_delay", "parts"}
 
 # A row of a table of arguments: the name, the types and the default.
 Row = tuple[str, list[str], str]
@@ -71,7 +69,7 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def public_names(of: type) -> set[str]:
-    return {name for name in dir(of) if not name.startswith("_")} - INTERNAL
+    return {name for name in dir(of) if not name.startswith("_")}
 
 
 def test_every_public_name_of_the_module_has_its_place() -> None:

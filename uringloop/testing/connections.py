@@ -91,7 +91,7 @@ class Connections:
         if found is None:
             return False
         listener, listening = found
-        if loop.happens("refused"):
+        if loop._happens("refused"):
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed {address}")
         if self.has_network or hosts[0] != hosts[1] or self.has_faults():
             accepted, refuse = self.connect_wire(sock, listening, name, address, hosts)
@@ -108,12 +108,12 @@ class Connections:
         """Wait until the other host has answered. Raises the TimeoutError of TCP."""
         loop = self.loop
         gives_up = loop.time() + CONNECT_TIMEOUT_S
-        if loop.happens("slow_connect"):
+        if loop._happens("slow_connect"):
             await asyncio.sleep(SLOW_CONNECTS_S[int(loop.random() * len(SLOW_CONNECTS_S))])
         while True:
             while not (route := loop.network.route(*hosts)).open:
                 changed = loop.create_future()
-                loop.network.add_waiting(waiting := RouteWaiter(changed))
+                loop.network._add_waiting(waiting := RouteWaiter(changed))
                 timer = loop.call_at(gives_up, waiting.route_changed)
                 try:
                     await changed
@@ -183,7 +183,7 @@ class Connections:
     def accept(self, listener: Listener) -> None:
         """Accept a connection, if the server has not accepted it, or been closed, meanwhile."""
         loop = self.loop
-        has_no_files = loop.happens("no_files")
+        has_no_files = loop._happens("no_files")
         if has_no_files:
             # Report what a loop reports if it has no descriptor left for a connection.
             error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))

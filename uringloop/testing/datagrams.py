@@ -194,14 +194,14 @@ class Datagrams:
             name = self.bind(sender, name)
         if name is None or name[0] not in EVERY_ADDRESS.values():
             return name
-        host = sender.host or self.loop.connections.source_host(sender.family, target)
+        host = sender.host or self.loop._connections.source_host(sender.family, target)
         return (host, *name[1:])
 
     def bind(self, sender: Endpoint, name: Any) -> Any:
         """Give *sender* a port, as the kernel does when it sends; return its name."""
         with borrowed(sender.fd()) as sock:
             for _ in range(BIND_TRIES):
-                port = self.loop.connections.next_port()
+                port = self.loop._connections.next_port()
                 with contextlib.suppress(OSError):
                     sock.bind((name[0], port, *name[2:]))
                     return sock.getsockname()
@@ -216,15 +216,15 @@ class Datagrams:
         ancillary: Sequence[Ancillary],
     ) -> None:
         loop = self.loop
-        if loop.happens("no_buffers"):
+        if loop._happens("no_buffers"):
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
         hosts = loop.network.host_of(source), loop.network.host_of(address)
         route = loop.network.route(*hosts)
-        if loop.happens("lost") or not route.open:
+        if loop._happens("lost") or not route.open:
             return
         told = target.told_by(ancillary)
-        for _ in range(2 if loop.happens("doubled") else 1):
-            delay = route.latency + route.jitter * loop.random() + loop.network_delay()
+        for _ in range(2 if loop._happens("doubled") else 1):
+            delay = route.latency + route.jitter * loop.random() + loop._network_delay()
             if route.bandwidth != math.inf:
                 delay += self.occupy(hosts, len(data) / route.bandwidth)
             if delay:

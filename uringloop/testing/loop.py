@@ -168,8 +168,8 @@ class Loop(TestingCore, uringloop.loop.Loop):
         self._simulate(self.START_S, order == "random", self._outside, trace_fd)
         self.faults = Faults() if faults is None else faults
         self.network = Network() if network is None else network
-        self.connections = Connections(self, has_network=network is not None)
-        self.datagrams = Datagrams(self)
+        self._connections = Connections(self, has_network=network is not None)
+        self._datagrams = Datagrams(self)
         self._kernel_sockets = kernel_sockets
         self._happened: collections.Counter[str] = collections.Counter()
         self._newest_task = 0
@@ -194,7 +194,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Any, *args: Any
     ) -> asyncio.Future[Any]:
-        if self.happens("cancelled_call"):
+        if self._happens("cancelled_call"):
             cancelled: asyncio.Future[Any] = self.create_future()
             self.call_soon(cancelled.cancel)
             return cancelled
@@ -213,7 +213,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
         future.add_done_callback(self._call_ended)
         if isinstance(pool, ThreadPoolExecutor):
             self._let_thread_work(before)
-        if self.happens("slow_call"):
+        if self._happens("slow_call"):
             return self._delayed(future, self.random() * SLOW_CALL_MAX_S)
         return future
 
@@ -267,21 +267,21 @@ class Loop(TestingCore, uringloop.loop.Loop):
 
     async def create_server(self, *args: Any, **options: Any) -> Server:
         server = await super().create_server(*args, **options)
-        self.connections.servers.add(server)
+        self._connections.servers.add(server)
         return server
 
     async def create_unix_server(self, *args: Any, **options: Any) -> Server:
         server = await super().create_unix_server(*args, **options)
-        self.connections.servers.add(server)
+        self._connections.servers.add(server)
         return server
 
     def _usual_names(self) -> None:
         """Have the default executor resolve names: a seed decides when its answers come."""
 
     async def getaddrinfo(self, host: Any, *args: Any, **options: Any) -> Any:
-        if is_name(host) and self.happens("slow_name"):
+        if is_name(host) and self._happens("slow_name"):
             await asyncio.sleep(self.random() * SLOW_NAME_MAX_S)
-        if is_name(host) and self.happens("no_name"):
+        if is_name(host) and self._happens("no_name"):
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
         if self.network.knows(host):
             host = self.network.address(host)
@@ -305,7 +305,7 @@ class Loop(TestingCore, uringloop.loop.Loop):
                 address = infos[0][4]
             if isinstance(sock, VirtualSocket):
                 raise OSError(errno.EISCONN, os.strerror(errno.EISCONN))
-            if await self.connections.connect(sock, address):
+            if await self._connections.connect(sock, address):
                 return
         await super().sock_connect(sock, address)
 
@@ -330,18 +330,18 @@ class Loop(TestingCore, uringloop.loop.Loop):
             return super()._make_datagram(sock, protocol, address, waiter)
         family = sock.family
         endpoint = make_datagram(self, sock, protocol, address, waiter, Endpoint)
-        self.datagrams.add(endpoint, family, address)
+        self._datagrams.add(endpoint, family, address)
         return endpoint
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────
 
-    def parts(self, data: bytes) -> list[bytes]:
+    def _parts(self, data: bytes) -> list[bytes]:
         """Return *data*, or the parts into which faults take it apart."""
-        if len(data) > 1 and self.happens("split"):
+        if len(data) > 1 and self._happens("split"):
             size = 1 if len(data) <= SPLIT_MAX else self._size_below(len(data))
             return [data[start : start + size] for start in range(0, len(data), size)]
         parts = []
-        while len(data) > 1 and self.happens("short"):
+        while len(data) > 1 and self._happens("short"):
             is_small = len(data) > SHORT_MAX and self.random() < 0.5
             size = self._size_below(SHORT_MAX + 1 if is_small else len(data))
             parts.append(data[:size])
@@ -352,11 +352,11 @@ class Loop(TestingCore, uringloop.loop.Loop):
         """Return a random size from 1 to *limit* - 1 bytes."""
         return 1 + int(self.random() * (limit - 1))
 
-    def network_delay(self) -> float:
+    def _network_delay(self) -> float:
         """Return for how many seconds longer a piece of data is under way."""
-        return self.random() * DELAY_MAX_S if self.happens("delay") else 0.0
+        return self.random() * DELAY_MAX_S if self._happens("delay") else 0.0
 
-    def happens(self, kind: str) -> bool:
+    def _happens(self, kind: str) -> bool:
         """Return whether a fault happens now, and count it."""
         chance = self._faults.chance(kind)
         # The random number 0 must never make a fault happen: see simulation_random_below().
@@ -382,12 +382,12 @@ class Loop(TestingCore, uringloop.loop.Loop):
         with warnings.catch_warnings():
             # The transports within the network are not the program's, which cannot close them.
             warnings.simplefilter("ignore", ResourceWarning)
-            self.connections.forget()
+            self._connections.forget()
         if was_open:
             _closed_s += self.elapsed()
         # Drop what refers back to the loop, so that its last reference frees it.
         self._outside.forget()
-        self.connections.loop = self.datagrams.loop = None  # type: ignore[assignment]
+        self._connections.loop = self._datagrams.loop = None  # type: ignore[assignment]
 
     def faults_happened(self) -> dict[str, int]:
         """Return how often each kind of fault has happened."""

@@ -164,10 +164,10 @@ class Network:
             raise ValueError(f"no host has the name {name!r}")
         return [known for known in self._connections if set(known.hosts) == wanted]
 
-    def add_waiting(self, waiting: Waiting) -> None:
+    def _add_waiting(self, waiting: Waiting) -> None:
         self._waiting.add(waiting)
 
-    def add_connection(self, connection: Connection) -> None:
+    def _add_connection(self, connection: Connection) -> None:
         self._connections.add(connection)
 
     def _wake(self) -> None:

@@ -108,7 +108,7 @@ class Outside:
         pause = pause_after(idle_s)
         if self.loop._files_work():
             return pause, False
-        silent = self.loop.datagrams.silent()
+        silent = self.loop._datagrams.silent()
         waits = [wait for wait in self.loop._waits() if wait[0] not in silent]
         traffic = self.peers.traffic(waits, asked_lately=quiet_s < ANSWER_S)
         if traffic is Traffic.UNDER_WAY and quiet_s < STUCK_S:

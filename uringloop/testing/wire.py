@@ -152,7 +152,7 @@ class Direction:
         route = self.wire.route()
         loop = self.wire.loop
         self.free_at = max(self.free_at, loop.time()) + size_of(piece) / route.bandwidth
-        delay = route.latency + route.jitter * loop.random() + loop.network_delay()
+        delay = route.latency + route.jitter * loop.random() + loop._network_delay()
         self.newest = max(self.newest + gap_s, self.free_at + delay)
         self.queue.append((self.newest, piece))
         self.take(piece)
@@ -224,7 +224,7 @@ class Wire:
         self.unanswered: set[int] = set()
         # The timers of keep-alive.
         self.probes: dict[int, asyncio.TimerHandle] = {}
-        loop.network.add_connection(self)
+        loop.network._add_connection(self)
 
     def attach(self, side: int, sock: socket.socket, program: VirtualSocket) -> None:
         """Hold *sock*, whose other end is the program's."""
@@ -249,19 +249,19 @@ class Wire:
             direction.take(piece)
             self.wait_for_answer(side)
         elif isinstance(piece, bytes):
-            for number, part in enumerate(self.loop.parts(piece)):
+            for number, part in enumerate(self.loop._parts(piece)):
                 direction.add(part, PART_S if number else 0.0)
         else:
             direction.add(piece)
 
     def fails(self, side: int) -> bool:
         """Return whether a fault ends the connection before it carries what *side* has sent."""
-        if self.loop.happens("half_open"):
+        if self.loop._happens("half_open"):
             self.die()
-        elif self.loop.happens("reset"):
+        elif self.loop._happens("reset"):
             self.reset()
             return True
-        elif self.loop.happens("no_memory"):
+        elif self.loop._happens("no_memory"):
             # The other side's receive fails, which resets the connection.
             errors = [errno.ECONNRESET] * 2
             errors[1 - side] = errno.ENOMEM
