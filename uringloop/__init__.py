@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from uringloop.threads import run_threads
 
 # Imported on first access: importing the loop alone takes a fraction of the time.
-SUBMODULES = (
+_SUBMODULES = (
     "bench",
     "doctor",
     "fs",
@@ -47,7 +47,7 @@ SUBMODULES = (
     "workers",
 )
 # The modules of other public names, which are also imported on first access.
-DEFERRED = {
+_DEFERRED = {
     "BufferedFile": "uringloop.files.binary",
     "RawFile": "uringloop.files.binary",
     "Stats": "uringloop._loop.stats",
@@ -82,11 +82,11 @@ __version__ = "1.0.0"
 
 def __getattr__(name: str) -> Any:
     """Import a submodule, or the module of a deferred name, on first access."""
-    if name not in DEFERRED and name not in SUBMODULES:
+    if name not in _DEFERRED and name not in _SUBMODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        if name in DEFERRED:
-            return getattr(importlib.import_module(DEFERRED[name]), name)
+        if name in _DEFERRED:
+            return getattr(importlib.import_module(_DEFERRED[name]), name)
         return importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as exc:
         # The submodule needs a package that is not installed, as pytest_plugin needs pytest.
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the public names, including submodules that are not imported yet."""
-    return sorted((*__all__, *SUBMODULES))
+    return sorted((*__all__, *_SUBMODULES))
 
 
 def _watch(loop: _base_loop.BaseLoop, stall_ms: int) -> None:

@@ -25,6 +25,8 @@ from uringloop._ring import backends, features, limits, system_calls
 from uringloop.loop import Loop
 from uringloop.monitor import command_line
 
+__all__ = ["examine"]
+
 PROGRAM = "python -m uringloop.doctor"
 
 GVISOR_BUILT = "Sun Jan 10 15:06:54 PST 2016"

@@ -11,6 +11,8 @@ from uringloop._loop.stats import COUNTERS, GAUGES, TIMES
 from uringloop._turn.stats import histograms_of, keep_histograms
 from uringloop._turn.timing import BOUNDS
 
+__all__ = ["CONTENT_TYPE", "merged", "text"]
+
 INFO = "The ring that the loop is on, and the versions of uringloop and Python."
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

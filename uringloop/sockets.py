@@ -43,7 +43,10 @@ __all__ = [
     "wait",
 ]
 
-READ, WRITE, HANGUP, ERROR = Event.READ, Event.WRITE, Event.HANGUP, Event.ERROR
+READ = Event.READ
+WRITE = Event.WRITE
+HANGUP = Event.HANGUP
+ERROR = Event.ERROR
 
 Loop = asyncio.AbstractEventLoop
 

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, ClassVar
 
+__all__ = ["reuse_sessions"]
+
 Key = tuple[Any, ...]
 
 # How long, in seconds, a server is trusted after its certificate has been checked.

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 from support.documents import Block, blocks, matches, plain, prose, spans
-from support.sources import PACKAGE, ROOT
+from support.sources import PACKAGE, ROOT, module_of
 
 import uringloop
-from uringloop import __main__, prometheus, streams, testing, top
+from uringloop import __main__, prometheus, top
 from uringloop._loop import options
 from uringloop._loop.stats import COUNTERS, GAUGES, HISTOGRAM, Stats
 from uringloop._net.servers import Drained
@@ -371,8 +371,26 @@ DIRECTIVE = re.compile(
 )
 
 
+# The members that autodoc takes from a module: those that the directive names, or all of them.
+AUTOMODULE = re.compile(r"^\.\. automodule:: ([\w.]+)\n +:members:(.*)", re.MULTILINE)
+
+
 def described() -> set[str]:
-    return set(DIRECTIVE.findall(API.read_text()))
+    """Return the names that the page describes, without those of their modules."""
+    text = API.read_text()
+    names = set(DIRECTIVE.findall(text))
+    for module, members in AUTOMODULE.findall(text):
+        names.update(members.split(", ") if members else importlib.import_module(module).__all__)
+    return {name.strip() for name in names}
+
+
+def public_modules() -> list[str]:
+    """Return the public modules: those that have `__all__`, except in private packages."""
+    return [
+        f"uringloop.{module_of(path)}".removesuffix(".__init__")
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if "\n__all__ = [" in path.read_text() and not module_of(path).startswith("_as_uvloop")
+    ]
 
 
 def own(found: type, *bases: type) -> set[str]:
@@ -390,9 +408,19 @@ def test_the_page_has_what_the_loop_adds_to_asyncio() -> None:
     assert own(uringloop.StreamTransport, asyncio.Transport) <= described()
 
 
-@pytest.mark.parametrize("module", [testing, streams], ids=lambda module: module.__name__)
-def test_the_page_has_every_public_name_of_a_module(module: Any) -> None:
+@pytest.mark.parametrize("name", public_modules())
+def test_the_page_has_every_public_name_of_a_module(name: str) -> None:
+    if ".workers." in name:
+        assert f"`{name}.Worker`" in prose(API)
+        return
+    module = importlib.import_module(name)
     assert set(module.__all__) <= described()
+    assert name == "uringloop" or f"module:: {name}\n" in API.read_text()
+
+
+def test_a_name_that_is_not_described_is_found() -> None:
+    assert {"read_bytes", "merged", "recv_fds", "DeadlockError"} <= described()
+    assert not {"decoded", "in_thread", "examine_all"} & described()
 
 
 def test_the_page_has_the_members_of_results_and_events() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uringloop.monitor.otel import opentelemetry
 
 # The module of each name that is imported on first access: the monitor needs no HTTP.
-DEFERRED = {
+_DEFERRED = {
     "opentelemetry": "uringloop.monitor.otel",
     "serve": "uringloop.monitor.health",
     "stop_serving": "uringloop.monitor.health",
@@ -27,6 +27,6 @@ __all__ = ["opentelemetry", "serve", "start", "stop", "stop_serving"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in DEFERRED:
+    if name not in _DEFERRED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(DEFERRED[name]), name)
+    return getattr(importlib.import_module(_DEFERRED[name]), name)

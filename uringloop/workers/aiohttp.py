@@ -27,6 +27,8 @@ except ImportError as exc:
         "uringloop.workers.aiohttp needs gunicorn and aiohttp: pip install gunicorn aiohttp"
     ) from exc
 
+__all__ = ["Worker"]
+
 
 def close_inherited_loop() -> None:
     """Close a loop that a preloaded application has created in gunicorn's main process."""

@@ -23,6 +23,8 @@ except ImportError as exc:
         "pip install gunicorn 'uvicorn-worker>=0.4'"
     ) from exc
 
+__all__ = ["Worker"]
+
 
 class Worker(UvicornWorker):
     """uvicorn's worker on uringloop; a subclass may extend CONFIG_KWARGS."""
