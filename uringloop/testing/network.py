@@ -36,7 +36,7 @@ class Connection(Waiting, Protocol):
     def reset(self) -> None: ...
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class Route:
     """What lies between two hosts, in either direction.
 
@@ -71,7 +71,7 @@ class Network:
     def __init__(
         self, *, latency: float = 0.0, jitter: float = 0.0, bandwidth: float = math.inf
     ) -> None:
-        self._default = Route(latency, jitter, bandwidth)
+        self._default = Route(latency=latency, jitter=jitter, bandwidth=bandwidth)
         self._routes: dict[frozenset[str], Route] = {}
         self._addresses: dict[str, str] = {}
         self._waiting: WeakList[Waiting] = WeakList()
