@@ -16,14 +16,22 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.documents import Block, blocks, matches, plain, prose, spans
+from support.documents import matches, prose, spans
+from support.metrics import instruments, kinds_of_prometheus
+from support.reference_pages import (
+    COMMANDS,
+    REFERENCE,
+    names_in,
+    of_commands,
+    statuses,
+    table,
+)
 from support.sources import PACKAGE, ROOT, module_of
 
 import uringloop
-from uringloop import __main__, prometheus, top
+from uringloop import __main__, top
 from uringloop._loop import options
 from uringloop._loop.stats import COUNTERS, GAUGES, HISTOGRAM, Stats
 from uringloop._net.servers import Drained
@@ -31,9 +39,7 @@ from uringloop._net.socket_events import Event
 from uringloop.monitor import command_line, otel
 from uringloop.testing.pytest_seeds import MARKER
 
-REFERENCE = ROOT / "docs" / "reference"
 CONFIGURATION = REFERENCE / "configuration.md"
-COMMANDS = REFERENCE / "commands.md"
 METRICS = REFERENCE / "metrics.md"
 API = REFERENCE / "api.md"
 PROMETHEUS = ROOT / "docs" / "how-to" / "prometheus.md"
@@ -41,20 +47,6 @@ DASHBOARD = ROOT / "examples" / "dashboard.json"
 
 # A command that starts Python takes a second at most; other tests may run at the same time.
 TIME_LIMIT_S = 60
-
-
-def table(page: Path, *head: str) -> list[list[str]]:
-    """Return the cells of the only table of a page whose first columns have these names."""
-    names = r" *\| *".join(map(re.escape, head))
-    (rows,) = re.findall(
-        rf"^\| *{names} *\|.*\n\|[-:|]+\n((?:\|.*\n)+)", page.read_text(), re.MULTILINE
-    )
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows.splitlines()]
-
-
-def names_in(cell: str) -> list[str]:
-    """Return what stands between back-quotes in a cell."""
-    return re.findall(r"`([^`]+)`", cell)
 
 
 # ── variables ────────────────────────────────────────────────────────────────────────────────
@@ -98,14 +90,6 @@ def test_a_variable_that_is_read_is_found(tmp_path: Path) -> None:
 # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
 PLUGIN = "uringloop.pytest_plugin"
-
-
-def of_commands() -> dict[str, Block]:
-    """Return the help of each command, by its name as the page's headings have it."""
-    found: dict[str, Block] = {}
-    for block in blocks(COMMANDS):
-        found.setdefault(block.heading, block)
-    return found
 
 
 HELPS = of_commands()
@@ -190,16 +174,6 @@ def test_wrong_arguments_have_the_status_that_the_page_names(module: str) -> Non
     assert (done.returncode, done.stdout) == (command_line.REFUSED, "")
 
 
-def statuses() -> dict[str, list[str]]:
-    """Return the exit statuses of each command that has a table of them."""
-    parts = re.split(r"^## (.*)$", COMMANDS.read_text(), flags=re.MULTILINE)
-    return {
-        plain(heading): re.findall(r"^\| (\d+|any) \|", text, re.MULTILINE)
-        for heading, text in zip(parts[1::2], parts[2::2], strict=True)
-        if "| Exit status |" in text
-    }
-
-
 def test_the_page_has_the_exit_statuses() -> None:
     assert (command_line.REFUSED, top.ENDED) == (2, 3)
     assert statuses() == {
@@ -233,44 +207,6 @@ def test_a_program_on_as_uvloop_has_its_own_exit_status() -> None:
 
 def metrics() -> list[list[str]]:
     return table(METRICS, "`stats()`", "Metric", "Type, unit")
-
-
-def kinds_of_prometheus() -> dict[str, str]:
-    """Return the type of each metric that a scrape has."""
-    loop = uringloop.Loop()
-    try:
-        text = prometheus.text(loop)
-    finally:
-        loop.close()
-    kinds = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
-    # Health adds metrics of its own to those of the loops.
-    health = (PACKAGE / "monitor" / "health_pages.py").read_text()
-    return {**kinds, **dict.fromkeys(re.findall(r'"(uringloop_\w+)"', health), "gauge")}
-
-
-class Meter:
-    """Remembers the instruments that are made, with their kinds and units."""
-
-    def __init__(self) -> None:
-        self.made: dict[str, tuple[str, str]] = {}
-
-    def create_observable_counter(self, name: str, _: Any, unit: str, __: str) -> None:
-        self.made[name] = ("counter", unit)
-
-    def create_observable_gauge(self, name: str, _: Any, unit: str, __: str) -> None:
-        self.made[name] = ("gauge", unit)
-
-
-def instruments() -> dict[str, tuple[str, str]]:
-    """Return the kind and the unit of each instrument of OpenTelemetry."""
-    meter = Meter()
-
-    class Observer(otel.Observer):
-        def callback(self, values: otel.Values) -> Any:
-            return values
-
-    otel._register(meter, Observer())
-    return meter.made
 
 
 def test_the_table_has_every_key_of_stats_once() -> None:
