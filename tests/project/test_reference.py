@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +23,7 @@ from support.documents import matches, prose, spans
 from support.metrics import instruments, kinds_of_prometheus
 from support.reference_pages import (
     COMMANDS,
+    EXTRAS,
     REFERENCE,
     names_in,
     of_commands,
@@ -296,6 +298,23 @@ def test_the_dashboard_draws_the_graphs_of_the_page() -> None:
     assert [expression.replace(selector, "") for expression in drawn] == expressions
     assert all(expression.count(selector) == 1 for expression in drawn)
     assert {"datasource", "job"} == {variable["name"] for variable in board["templating"]["list"]}
+
+
+# ── the policies ─────────────────────────────────────────────────────────────────────────────
+
+POLICIES = ROOT / "docs" / "about" / "policies.md"
+
+
+def test_the_policies_have_the_pythons_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    supported = re.findall(r"Python :: (3\.\d+)'", str(project["classifiers"]))
+    assert [row[0] for row in table(POLICIES, "Python", "Supported until")] == supported
+    assert project["requires-python"] == f">={supported[0]}"
+
+
+def test_the_policies_have_the_extras_that_are_recorded() -> None:
+    extras = next(row[1] for row in table(POLICIES, "Part", "Public") if row[0] == "extras")
+    assert tuple(names_in(extras)) == EXTRAS
 
 
 # ── the API ──────────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,8 @@ from support.sources import ROOT
 
 REFERENCE = ROOT / "docs" / "reference"
 COMMANDS = REFERENCE / "commands.md"
+# The extras that users install; the others are for work on the project.
+EXTRAS = ("bench", "otel", "report", "top")
 
 
 def table(page: Path, *head: str) -> list[list[str]]:
