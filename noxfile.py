@@ -499,6 +499,17 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def api(session: nox.Session) -> None:
+    """Compare the public API with the recorded one, or record it: -- --record"""
+    install(session, "test")
+    if session.posargs[:1] == ["--record"]:
+        command = ["-m", "support.public_api", *session.posargs[1:]]
+        session.run("python", *command, env={"PYTHONPATH": "tests"})
+    else:
+        run_tests(session, "tests/project/test_public_api.py")
+
+
+@nox.session
 def sdist(session: nox.Session) -> None:
     """Build dist/asyncio_uringloop-*.tar.gz."""
     session.install("--quiet", "build")

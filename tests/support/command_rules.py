@@ -208,7 +208,7 @@ def check_arguments_of_session(session: str, words: Words) -> None:
     elif session in ("asan", "frameworks", "soft", "tests", "ubsan"):
         check_pytest(words)
     else:
-        known = r"\d+|close|-max_total_time=\d+|SUPPRESSIONS"
+        known = r"\d+|close|--record|-max_total_time=\d+|SUPPRESSIONS"
         assert all(re.fullmatch(known, word) for word in words), words
 
 
