@@ -40,7 +40,7 @@ endif
 BUILD_SOURCES := setup.py pyproject.toml $(shell find uringloop -name '*.pyx' -o -name '*.pxd' \
                    -o -name '*.[ch]')
 SOURCES := $(BUILD_SOURCES) $(shell find uringloop -name '*.py' -o -name '*.pyi' -o -name py.typed)
-LINTED = noxfile.py setup.py uringloop tests benchmarks examples docs
+LINTED = noxfile.py setup.py .ci/kernels uringloop tests benchmarks examples docs
 
 RUN = PYTHONSAFEPATH=1 $(VENV)/bin/python
 # The command that runs the tests. That of .ci/run runs a failed test again, alone.

@@ -1,10 +1,10 @@
-""".ci/kernels with --ends and --resets: the numbers of a kernel's console, and what fails it."""
+""".ci/kernels: what a wheel's name says, the guest's files, and the results on a console."""
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
+import importlib
 import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -18,24 +18,20 @@ SOURCE = ROOT / "tests" / "net" / "unix_ends.c"
 RESETS = ROOT / "tests" / "net" / "resets.py"
 
 
-def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import a program of .ci, which has no suffix, and leave no compiled file beside it."""
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), f"{ROOT}/.ci/{name}")
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up.
-    monkeypatch.setitem(sys.modules, loader.name, module)
-    loader.exec_module(module)
-    return module
+@pytest.fixture(autouse=True)
+def _kernels_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+
+
+def part(name: str) -> ModuleType:
+    return importlib.import_module(f"kernels.{name}")
 
 
 @pytest.mark.parametrize(("lost", "wrong"), [(0, 0), (1, 0), (0, 1)])
 def test_rounds_of_ends_are_summed_and_a_lost_one_fails(
-    lost: int, wrong: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lost: int, wrong: int, tmp_path: Path
 ) -> None:
-    kernels = script("kernels", monkeypatch)
+    results = part("results")
     told: list[tuple[str, object]] = [
         ("doctor", {"kernel": "7.2.13 #1"}),
         ("ends", ["MULTISHOT", "close", 100, 5, 0]),
@@ -44,20 +40,18 @@ def test_rounds_of_ends_are_summed_and_a_lost_one_fails(
         ("end", None),
     ]
     log = tmp_path / "console.log"
-    log.write_text("".join(f"{kernels.RESULT}{json.dumps(pair)}\n" for pair in told))
-    outcome = kernels.outcome_of("sid", log)
+    log.write_text("".join(f"{results.RESULT}{json.dumps(pair)}\n" for pair in told))
+    outcome = results.outcome_of("sid", log)
     problem = f"close: {lost} of 2000 ends lost, {wrong} wrong"
     assert outcome.problems == ([problem] if lost or wrong else [])
-    report = kernels.report_of([outcome])
+    report = part("report").report_of([outcome])
     assert "| 7.2.13 | MULTISHOT | close | 100 | 5 | 0 |" in report
     assert f"| 7.2.13 | WATCHED | close | 2,000 | {lost} | {wrong} |" in report
 
 
 @on_io_uring
-def test_the_guest_reads_what_the_program_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    guest = script("kernels-guest", monkeypatch)
+def test_the_guest_reads_what_the_program_prints(tmp_path: Path) -> None:
+    guest = part("guest")
     program = tmp_path / "unix-ends"
     compiler = ["cc", str(SOURCE), "-o", str(program), "-pthread", "-l:liburing.a"]
     try:
@@ -75,18 +69,98 @@ def test_the_guest_reads_what_the_program_prints(
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_kinds_of_resets_are_listed_and_a_failed_one_fails(
-    failed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = script("kernels", monkeypatch)
+def test_kinds_of_resets_are_listed_and_a_failed_one_fails(failed: bool, tmp_path: Path) -> None:
+    results = part("results")
     numbers = {"kind": "inet 4 with new", "peers": 200, "lost": 200 - failed, "failed": failed}
     told = [("doctor", {"kernel": "7.2.13 #1"}), ("resets", numbers), ("end", None)]
     log = tmp_path / "console.log"
-    log.write_text("".join(f"{kernels.RESULT}{json.dumps(pair)}\n" for pair in told))
-    outcome = kernels.outcome_of("sid", log)
+    log.write_text("".join(f"{results.RESULT}{json.dumps(pair)}\n" for pair in told))
+    outcome = results.outcome_of("sid", log)
     assert outcome.problems == ([f"resets: {numbers}"] if failed else [])
     row = f"| 7.2.13 | inet 4 with new | 200 | {200 - failed} | {failed} |"
-    assert row in kernels.report_of([outcome])
+    assert row in part("report").report_of([outcome])
+
+
+@pytest.mark.parametrize(
+    ("tags", "version", "architecture", "platforms"),
+    [
+        ("cp311-cp311-linux_x86_64", "3.11", "x86_64", ["linux_x86_64"]),
+        ("cp314-cp314t-manylinux_2_28_aarch64", "3.14t", "aarch64", ["manylinux_2_28_aarch64"]),
+        (
+            "cp312-cp312-manylinux_2_27_x86_64.manylinux_2_28_x86_64",
+            *("3.12", "x86_64", ["manylinux_2_27_x86_64", "manylinux_2_28_x86_64"]),
+        ),
+        ("cp313-cp313-musllinux_1_2_aarch64", "3.13", "aarch64", ["musllinux_1_2_aarch64"]),
+    ],
+)
+def test_a_wheels_name_says_where_it_runs(
+    tags: str, version: str, architecture: str, platforms: list[str]
+) -> None:
+    wheel = part("wheel").wheel_of(Path(f"asyncio_uringloop-1.0.0-{tags}.whl"))
+    assert (wheel.version, wheel.architecture, wheel.platforms) == (
+        *(version, architecture, platforms),
+    )
+    assert wheel.is_for_musl() == ("musl" in tags)
+
+
+@pytest.mark.parametrize("name", ["pytest-9.0-py3-none-any.whl", "a-1-cp313-cp313-win_amd64.whl"])
+def test_other_wheels_are_refused(name: str) -> None:
+    with pytest.raises(part("base").KernelsError, match="for Linux"):
+        part("wheel").wheel_of(Path(name))
+
+
+def test_files_of_the_first_folder_win(tmp_path: Path) -> None:
+    image = part("image")
+    first, second, stage = (tmp_path / name for name in ("first", "second", "stage"))
+    for folder in (first, second):
+        (folder / "lib" / "test").mkdir(parents=True)
+        (folder / "lib" / "libc.so.6").write_text(folder.name)
+        (folder / "lib" / "test" / "left_out.py").touch()
+    (second / "lib" / "libc.so").symlink_to("/lib/libc.so.6")
+    # A distribution with a merged /usr.
+    (stage / "usr" / "lib").mkdir(parents=True)
+    (stage / "lib").symlink_to("usr/lib")
+    image.add(first, stage)
+    image.add(second, stage)
+    assert (stage / "usr" / "lib" / "libc.so.6").read_text() == "first"
+    assert str((stage / "lib" / "libc.so").readlink()) == "/lib/libc.so.6"
+    assert not list(stage.rglob("left_out.py"))
+
+
+def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
+    """Return mode and content of all files, as the kernel's initramfs/buffer-format.rst says."""
+    found = {}
+    at = 0
+    while archive[at:].strip(b"\0"):
+        # Archives may be padded between each other.
+        at += len(archive[at:]) - len(archive[at:].lstrip(b"\0"))
+        assert archive[at : at + 6] == b"070701"
+        _, mode, _, _, _, _, size, _, _, _, _, name_size, _ = (
+            int(archive[start : start + 8], 16) for start in range(at + 6, at + 110, 8)
+        )
+        name = archive[at + 110 : at + 110 + name_size - 1].decode()
+        content = at + (110 + name_size + 3) // 4 * 4
+        found[name] = (mode, archive[content : content + size])
+        at = content + (size + 3) // 4 * 4
+    return found
+
+
+def test_an_initramfs_has_the_files_of_all_folders(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / folder.name).write_text("odd" * len(folder.name))
+        (folder / f"link-{folder.name}").symlink_to(f"bin/{folder.name}")
+    (folders[0] / "bin" / "first").chmod(0o700)
+    image = part("image").pack(folders, tmp_path / "image").read_bytes()
+    assert entries(image) == {
+        "bin": (stat.S_IFDIR | 0o755, b""),
+        "bin/first": (stat.S_IFREG | 0o755, b"odd" * 5),
+        "bin/second": (stat.S_IFREG | 0o644, b"odd" * 6),
+        "link-first": (stat.S_IFLNK | 0o777, b"bin/first"),
+        "link-second": (stat.S_IFLNK | 0o777, b"bin/second"),
+        "TRAILER!!!": (0, b""),
+    }
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 import traceback
 import urllib.parse
 from pathlib import Path
@@ -40,6 +41,8 @@ MOUNTS = (
     ("tmpfs", "/dev/shm", "mode=1777"),
 )
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
+# The number of the system call init_module(2).
+INIT_MODULE = {"x86_64": 175, "aarch64": 105}
 # LINUX_REBOOT_CMD_POWER_OFF of reboot(2).
 POWER_OFF = 0x4321FEDC
 
@@ -110,6 +113,8 @@ class Tally:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self.failed.append(report.nodeid.removeprefix("tests/"))
+            # At once: a machine that hangs later does not print pytest's summary.
+            print(f"\n{report.nodeid}: {report.when}\n{report.longreprtext}", flush=True)
         elif report.skipped:
             self.skipped += 1
         elif report.when == "call":
@@ -122,6 +127,7 @@ def run_suite(backend: str, tests: list[str], match: str) -> None:
     import pytest
 
     tally = Tally()
+    started = time.monotonic()
     arguments = ["-q", "--tb=short", "--color=no", "-p", "no:cacheprovider", "--durations=12"]
     # The suite's limit of 60 s would report a slow machine, not a deadlock.
     arguments += ["-o", "faulthandler_timeout=240"]
@@ -131,7 +137,8 @@ def run_suite(backend: str, tests: list[str], match: str) -> None:
     status = pytest.main(arguments, plugins=[sys.modules[__name__], tally])
     failed = list(dict.fromkeys(tally.failed))
     value = {"backend": backend, "status": int(status), "passed": tally.passed}
-    tell("suite", {**value, "failed": failed, "skipped": tally.skipped})
+    seconds = round(time.monotonic() - started)
+    tell("suite", {**value, "failed": failed, "skipped": tally.skipped, "seconds": seconds})
 
 
 # ── the machine ──────────────────────────────────────────────────────────────────────────────
@@ -144,9 +151,10 @@ def mount(libc: ctypes.CDLL, kind: str, place: str, options: str, source: str = 
 
 
 def load_modules(libc: ctypes.CDLL) -> None:
+    number = INIT_MODULE[os.uname().machine]
     for module in sorted(Path("/modules").iterdir()):
         data = module.read_bytes()
-        if libc.syscall(175, data, ctypes.c_ulong(len(data)), b"") != 0:  # init_module
+        if libc.syscall(number, data, ctypes.c_ulong(len(data)), b"") != 0:
             raise OSError(ctypes.get_errno(), f"init_module {module.name}")
 
 
@@ -180,6 +188,22 @@ def furnish(libc: ctypes.CDLL) -> None:
         PYTHONSAFEPATH="1",
         TMPDIR="/disk",
     )
+
+
+def libc_version() -> str:
+    """Return the name and version of the C library that Python uses."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or "?"
+    except (OSError, ValueError):
+        # musl's dynamic linker prints its version on standard error.
+        (linker, *_) = Path("/lib").glob("ld-musl-*")
+        done = subprocess.run([linker], capture_output=True, text=True, check=False)
+        return f"musl {done.stderr.split('Version')[1].split()[0]}"
+
+
+def machine() -> dict[str, object]:
+    pages = f"{os.sysconf('SC_PAGE_SIZE') // 1024} KiB"
+    return {"processor": os.uname().machine, "libc": libc_version(), "pages": pages}
 
 
 def command_line() -> dict[str, str]:
@@ -283,6 +307,7 @@ def reset_connections(count: int, only: str) -> None:
 def work() -> None:
     options = command_line()
     expected = options["expected"]
+    tell("machine", machine())
     doctor = [sys.executable, "-m", "uringloop.doctor", "--json"]
     told = subprocess.run(doctor, stdout=subprocess.PIPE, text=True, cwd="/", check=False)
     tell("doctor", json.loads(told.stdout))
