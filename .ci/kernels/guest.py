@@ -97,6 +97,12 @@ def is_wanted(item: pytest.Item) -> bool:
     return item.nodeid.rpartition("/")[2].partition("[")[0] not in TOO_SLOW
 
 
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Print a line for each file: a silent machine is killed."""
+    if report.nodeid.endswith(".py"):
+        print(report.nodeid, flush=True)
+
+
 def pytest_collection_finish() -> None:
     """Exclude pytest's objects from the garbage collections of each test: they take most time."""
     gc.collect()

@@ -11,12 +11,14 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from kernels.archive import unpacked
 from kernels.base import BUILD, ROOT, Architecture, KernelsError
+from kernels.guest import CORE
 from kernels.wheel import Wheel, install, same_python
 
 GUEST = Path(__file__).with_name("guest.py")
@@ -92,6 +94,10 @@ def add_interpreter(stage: Path, wheel: Wheel, folders: list[Path]) -> Path:
     raise KernelsError(f"{folders[0]} has no bin/python{wheel.version}")
 
 
+def site_packages(stage: Path, wheel: Wheel) -> Path:
+    return stage / "env" / "lib" / f"python{wheel.version}" / "site-packages"
+
+
 def add_environment(stage: Path, wheel: Wheel, interpreter: Path) -> None:
     """Make /env, as `python -m venv --copies` would in the guest."""
     (stage / "env" / "bin").mkdir(parents=True)
@@ -100,7 +106,7 @@ def add_environment(stage: Path, wheel: Wheel, interpreter: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements: list[str] = extras["optional-dependencies"]["test"]
     wanted = [one for one in requirements if one.startswith(("pytest>", "pytest-asyncio>"))]
-    install(wheel, wanted, stage / "env" / "lib" / f"python{wheel.version}" / "site-packages")
+    install(wheel, wanted, site_packages(stage, wheel))
 
 
 def add_tests(stage: Path) -> None:
@@ -121,12 +127,25 @@ def add_tests(stage: Path) -> None:
         shutil.copy2(source, copy)
 
 
-def compile_library(stage: Path, wheel: Wheel) -> None:
-    """Compile what Python code there is, if this machine can: in the guest it takes minutes."""
+def compile_files(stage: Path, wheel: Wheel) -> None:
+    """Compile the Python files as far as this machine can: in the guest it takes minutes."""
     python = same_python(wheel)
     if python is not None:
         command = [python, "-m", "compileall", "-q", "-j", "0", "-s", str(stage), str(stage)]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    if not wheel.runs_here():
+        return
+    # pytest compiles tests in a way of its own when it collects them, and imports the wheel.
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    for name in CORE:
+        command += map(str, (stage / "src" / "tests").glob(f"*/test_{name}.py"))
+    environment = {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": ""}
+    environment["PYTHONPATH"] = str(site_packages(stage, wheel))
+    done = subprocess.run(
+        command, cwd=stage / "src", env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise KernelsError(f"the tests cannot be collected:\n{done.stdout}")
 
 
 def stage_of(wheel: Wheel, architecture: Architecture, root: Path | None) -> Path:
@@ -141,7 +160,7 @@ def stage_of(wheel: Wheel, architecture: Architecture, root: Path | None) -> Pat
     shutil.copy2(GUEST, stage / "guest" / "kernels_guest.py")
     if UNIX_ENDS.exists():
         shutil.copy2(UNIX_ENDS, stage / "guest" / "unix-ends")
-    compile_library(stage, wheel)
+    compile_files(stage, wheel)
     (stage / "init").write_text(f"#!/env/bin/python -P\n{GUEST.read_text()}")
     (stage / "init").chmod(0o755)
     return stage

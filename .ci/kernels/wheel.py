@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -24,6 +25,12 @@ class Wheel(NamedTuple):
 
     def is_for_musl(self) -> bool:
         return self.platforms[0].startswith("musllinux")
+
+    def runs_here(self) -> bool:
+        """Return whether the interpreter that runs this can import the wheel."""
+        here = f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}"
+        machine = os.uname().machine
+        return (self.version, self.architecture) == (here, machine) and not self.is_for_musl()
 
 
 def wheel_of(path: Path) -> Wheel:
