@@ -31,12 +31,14 @@ from kernels.base import (
     Architecture,
     KernelsError,
 )
-from kernels.image import pack, stage_of
+from kernels.image import debian_release, pack, stage_of
 from kernels.machine import boot
 from kernels.report import report_of
 from kernels.results import Outcome, outcome_of
 from kernels.wheel import wheel_of
 
+# Where wheels for other processors are.
+WHEELS = (ROOT / "dist", ROOT / "build" / "platforms" / "wheels")
 REPORT = ROOT / "build" / "kernels.md"
 # experimental runs on request only: it may have no kernel, or a broken one.
 DEFAULT_RELEASES = [name for name in RELEASES if name != "experimental"]
@@ -48,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     add("releases", nargs="*", help=f"any of {', '.join(RELEASES)}")
     add("--arch", choices=sorted(ARCHITECTURES), default=HERE.name, help="the processor")
     add("--pages", choices=("16k", "64k"), default="", help="a kernel with larger pages (aarch64)")
-    add("--wheel", type=Path, metavar="FILE", help="the wheel to test (that of this Python)")
+    add("--wheel", type=Path, metavar="FILE", help="the wheel to test (this Python's)")
     add("--python", type=Path, metavar="ROOT", help="a folder with the interpreter (Debian's)")
     add("--jobs", type=int, default=1, help="how many kernels run at the same time")
     add("--tests", default="", help="names of test files, separated by commas")
@@ -95,12 +97,17 @@ def examine(
 
 
 def default_wheel(architecture: Architecture) -> Path:
-    """Build the wheel for this machine's Python, once, and return its path."""
-    if architecture is not HERE:
-        raise KernelsError(f"name a wheel for {architecture.name}: --wheel FILE")
-    command = [sys.executable, str(ROOT / ".ci" / "wheel")]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return Path(done.stdout.strip())
+    """Return the newest wheel for another processor, or build one for this machine's Python."""
+    if architecture is HERE:
+        command = [sys.executable, str(ROOT / ".ci" / "wheel")]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        return Path(done.stdout.strip())
+    paths = [path for folder in WHEELS for path in folder.glob(f"*_{architecture.name}.whl")]
+    paths = [path for path in paths if debian_release(wheel_of(path))]
+    if not paths:
+        names = " or ".join(str(folder.relative_to(ROOT)) for folder in WHEELS)
+        raise KernelsError(f"no wheel for {architecture.name} in {names}: use --wheel")
+    return max(paths, key=lambda path: path.stat().st_mtime)
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ wheel. Programs that the tests start come from Debian.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -65,14 +66,19 @@ def add(tree: Path, stage: Path) -> None:
             shutil.copy2(path, copy)
 
 
+def debian_release(wheel: Wheel) -> str | None:
+    """Return the release that has the wheel's Python, with the wheel's C library."""
+    return None if wheel.is_for_musl() else PYTHON_RELEASES.get(wheel.version)
+
+
 def trees(wheel: Wheel, architecture: Architecture, root: Path | None) -> list[Path]:
     """Return folders with the interpreter, the programs and all that these need."""
     folder = BUILD / architecture.name
     if root is not None:
         packages = [*PACKAGES, *(["musl"] if wheel.is_for_musl() else [])]
         return [root, unpacked(PACKAGES_RELEASE, architecture, folder / "programs", *packages)]
-    release = PYTHON_RELEASES.get(wheel.version)
-    if release is None or wheel.is_for_musl():
+    release = debian_release(wheel)
+    if release is None:
         known = ", ".join(PYTHON_RELEASES)
         raise KernelsError(f"{wheel.path.name}: Debian has Python {known} for glibc: use --python")
     name = f"python{wheel.version}"
@@ -89,9 +95,22 @@ def add_interpreter(stage: Path, wheel: Wheel, folders: list[Path]) -> Path:
     (stage / "bin" / "sh").unlink(missing_ok=True)
     (stage / "bin" / "sh").symlink_to("dash")
     for place in ("usr/bin", "usr/local/bin"):
-        if (stage / place / f"python{wheel.version}").exists():
-            return Path("/", place, f"python{wheel.version}")
+        program = stage / place / f"python{wheel.version}"
+        if program.exists():
+            add_dynamic_linker(stage, program)
+            return Path("/", place, program.name)
     raise KernelsError(f"{folders[0]} has no bin/python{wheel.version}")
+
+
+def add_dynamic_linker(stage: Path, program: Path) -> None:
+    """Link the dynamic linker to where *program* names it: perhaps in a folder of this machine."""
+    found = re.search(rb"\0(/[^\0]+/(ld-[^\0/]+))\0", program.read_bytes()[:65536])
+    if found is None:
+        return
+    place = stage / found[1].decode().lstrip("/")
+    if not os.path.lexists(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(f"/lib/{found[2].decode()}")
 
 
 def site_packages(stage: Path, wheel: Wheel) -> Path:

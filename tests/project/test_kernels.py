@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -125,6 +126,33 @@ def test_files_of_the_first_folder_win(tmp_path: Path) -> None:
     assert (stage / "usr" / "lib" / "libc.so.6").read_text() == "first"
     assert str((stage / "lib" / "libc.so").readlink()) == "/lib/libc.so.6"
     assert not list(stage.rglob("left_out.py"))
+
+
+def test_a_dynamic_linker_is_where_the_interpreter_names_it(tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_bytes(b"\x7fELF\0/home/me/musl/ld-musl-aarch64.so.1\0libc.so\0")
+    part("image").add_dynamic_linker(tmp_path, program)
+    link = tmp_path / "home" / "me" / "musl" / "ld-musl-aarch64.so.1"
+    assert str(link.readlink()) == "/lib/ld-musl-aarch64.so.1"
+    # It is there already in most cases.
+    part("image").add_dynamic_linker(tmp_path, program)
+
+
+def test_of_the_wheels_for_another_processor_the_newest_for_debian_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = part("cli")
+    other = part("base").ARCHITECTURES["aarch64" if os.uname().machine == "x86_64" else "x86_64"]
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setattr(cli, "WHEELS", (tmp_path,))
+    with pytest.raises(part("base").KernelsError, match=f"no wheel for {other.name}"):
+        cli.default_wheel(other)
+    for age, tag in enumerate(("cp313-manylinux_2_28", "cp311-manylinux_2_28", "cp314t-linux")):
+        wheel = tmp_path / f"a-1-{tag[:5]}-{tag}_{other.name}.whl"
+        wheel.touch()
+        os.utime(wheel, (0, age))
+    (tmp_path / f"a-1-cp313-cp313-musllinux_1_2_{other.name}.whl").touch()
+    assert cli.default_wheel(other).name == f"a-1-cp311-cp311-manylinux_2_28_{other.name}.whl"
 
 
 def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
