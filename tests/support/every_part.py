@@ -31,6 +31,7 @@ FOR_OTHERS = {
     "uringloop.workers.hypercorn",
     "uringloop.workers.uvicorn",
     "uringloop.workers.uvicorn_server",
+    "uringloop.workers.uvicorn_serving",
 }
 LOCALHOST = "127.0.0.1"
 MESSAGE = bytes(range(256)) * 1024

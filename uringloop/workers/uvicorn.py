@@ -16,7 +16,7 @@ try:
     from uvicorn_worker import UvicornWorker
 
     from uringloop.workers.serving import limit_connections, prepare
-    from uringloop.workers.uvicorn_server import LOOP, Server
+    from uringloop.workers.uvicorn_serving import LOOP, Server
 except ImportError as exc:
     raise ImportError(
         "uringloop.workers.uvicorn needs gunicorn, uvicorn and uvicorn-worker: "
