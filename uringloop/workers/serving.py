@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
@@ -23,11 +24,18 @@ LAST_REQUEST_S = 0.5
 
 
 def prepare() -> None:
-    """Ask the kernel for rings before workers are forked; exit if every worker would fail."""
+    """Ask the kernel for rings before workers are forked; exit if every worker would fail.
+
+    What a worker's first loop imports is imported here: a worker that is forked after the package
+    was replaced on disk has the modules of one version.
+    """
     try:
         policy.ask_kernel()
         if address := options.HEALTH.value():
             health_settings.parsed(address)
+            importlib.import_module("uringloop.monitor.health")
+        if options.STALL_MS.value(None):
+            importlib.import_module("uringloop.monitor.stalls")
     except (OSError, ValueError) as exc:
         raise SystemExit(f"uringloop: {exc}") from None
 
