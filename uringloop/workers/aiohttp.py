@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import time
 import warnings
 from typing import Any
 
@@ -30,6 +31,10 @@ except ImportError as exc:
 __all__ = ["Worker"]
 
 
+# How often cleanup() looks whether uploads have ended.
+UPLOADS_POLL_S = 0.05
+
+
 def close_inherited_loop() -> None:
     """Close a loop that a preloaded application has created in gunicorn's main process."""
     with warnings.catch_warnings(), contextlib.suppress(RuntimeError):
@@ -40,7 +45,11 @@ def close_inherited_loop() -> None:
 
 
 class Runner(web.AppRunner):
-    """aiohttp's runner, which answers one last request on each connection when it ends."""
+    """aiohttp's runner, which answers one last request on each connection when it ends.
+
+    It also lets clients finish their uploads: from Server.pre_shutdown() on, aiohttp ignores what a
+    client sends, so that the handler of an upload in progress would wait until it is cancelled.
+    """
 
     __slots__ = ("_keep_alive_s",)
 
@@ -54,7 +63,26 @@ class Runner(web.AppRunner):
             close_after_responses(self.server)
         listening = [getattr(site, "_server", None) for site in self.sites]
         async with draining(listening, self._keep_alive_s):
+            deadline = time.monotonic() + self._shutdown_timeout  # type: ignore[has-type]
+            await self._receive_uploads(deadline)
+            # What is left of the time is for the handlers.
+            self._shutdown_timeout = max(0.0, deadline - time.monotonic())  # type: ignore[misc]
             await super().cleanup()
+
+    async def _receive_uploads(self, deadline: float) -> None:
+        """Wait until the body of each request in progress is there, or until *deadline*."""
+        # Nothing tells when an upload ends.
+        while self.server is not None and any(map(is_uploading, self.server.connections)):
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(UPLOADS_POLL_S)
+
+
+def is_uploading(connection: web.RequestHandler[Any]) -> bool:
+    """Return whether the body of the request in progress has not been received completely."""
+    # There is no public name for the request.
+    request = getattr(connection, "_current_request", None)
+    return request is not None and not request.content.is_eof()
 
 
 def close_after_responses(server: web.Server) -> None:
