@@ -19,7 +19,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -128,7 +128,8 @@ def watch_fleet(
     members = fleet.poll(options.interval)
     follows = not (options.once or options.json)
     if not members:
-        raise CannotWatch(f"no program with a monitor found: {client.HINT}")
+        unknown = "; ".join(fleet.others.values())
+        raise CannotWatch(unknown or f"no program with a monitor found: {client.HINT}")
     if follows:
         show(members)
     while True:
@@ -141,7 +142,7 @@ def watch_fleet(
             return
 
 
-def _fleet_view(members: list[Member], heading: str) -> View:
+def _fleet_view(members: list[Member], heading: str, others: Iterable[str]) -> View:
     samples = [(member.sample, member.silent_s) for member in members if member.sample is not None]
     loops = [loop for sample, _ in samples for loop in sample.loops]
     blocked = sum(map(is_blocked, loops))
@@ -153,6 +154,7 @@ def _fleet_view(members: list[Member], heading: str) -> View:
         for member in members
         if member.silent_s
     ]
+    notes += map(printable, others)
     width = shutil.get_terminal_size((WIDTH, 24)).columns
     return overview_of(title, samples, width, notes)
 
@@ -169,7 +171,11 @@ def run_fleet(find: Callable[[], list[str]], heading: str, options: argparse.Nam
             watch_fleet(fleet, options, _fleet_json)
             return
         with screen() as show:
-            watch_fleet(fleet, options, lambda members: show(_fleet_view(members, heading)))
+            watch_fleet(
+                fleet,
+                options,
+                lambda members: show(_fleet_view(members, heading, fleet.others.values())),
+            )
 
 
 def _json(sample: Sample, notes: list[str]) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from support.watched import (
 
 import uringloop
 from uringloop import top
-from uringloop.monitor import client, render, socket_paths
+from uringloop.monitor import client, render, snapshots, socket_paths
 from uringloop.monitor.client import Sample
 from uringloop.monitor.snapshots import LoopSnapshot, Snapshot
 
@@ -519,12 +520,60 @@ def test_socket_without_listener_is_reported(place: Path) -> None:
     assert "no process listens" in error_of_top(place, place / "file")
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [b"hello\n", b"{}\n", b"[]\n", b'{"protocol": 1, "loops": [{}]}\n', b'{"protocol": 2}\n'],
-)
-def test_answer_of_another_protocol_is_reported(place: Path, answer: bytes) -> None:
-    path = place / "other"
+# What a process of the first release answers: later versions of top must understand it. Protocol 1
+# may get more keys, so top may require no key that this answer lacks.
+FIRST_RELEASE = {
+    "protocol": 1,
+    "pid": 1,
+    "command": "python server.py",
+    "python": "3.13.0",
+    "uringloop": "1.0.0",
+    "time": 1.5,
+    "cpu": 0.25,
+    "loops": [
+        {
+            "id": 1,
+            "class": "Loop",
+            "name": "MainThread",
+            "thread": "MainThread",
+            "thread_id": 7,
+            "thread_cpu": 0.25,
+            "running": True,
+            "sleeping": True,
+            "blocked": 0.0,
+            "place": {"function": "main", "file": "server.py", "line": 1},
+            "task": {"name": "Task-1", "coroutine": "main"},
+            "debug": False,
+            "backend": "io_uring",
+            "backend_reason": "the kernel has it",
+            "stats": {
+                "turns": 3,
+                "kernel_entries": 3,
+                "completions": 2,
+                "batched": 2,
+                "received_bytes": 10,
+                "sent_bytes": 10,
+                "starved": 0,
+                "rearms": 0,
+                "overflows": 0,
+                "operations": 1,
+                "buffers_out": 0,
+                "callbacks_ready": 0,
+                "timers_pending": 0,
+                "lag": 0.0,
+                "lag_max": 0.0,
+                "executor_threads": 0,
+                "executor_queue": 0,
+                "executor_wait": 0.0,
+            },
+        }
+    ],
+}
+
+
+@contextlib.contextmanager
+def answering(path: Path, answer: bytes) -> Iterator[None]:
+    """Answer one question at a socket as a monitor does."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -537,11 +586,41 @@ def test_answer_of_another_protocol_is_reported(place: Path, answer: bytes) -> N
 
         server = threading.Thread(target=serve)
         server.start()
-        error = error_of_top(place, path)
+        yield
         server.join()
-    assert error == (
-        "the process at that socket is not a uringloop monitor, or one of another version"
-    )
+
+
+def test_answers_of_the_first_release_are_understood(place: Path) -> None:
+    path = place / "first"
+    with (
+        answering(path, json.dumps(FIRST_RELEASE).encode() + b"\n"),
+        client.Connection(str(path)) as connection,
+    ):
+        answer = connection.ask(PATIENCE)
+    assert answer == FIRST_RELEASE
+    assert answer["protocol"] == snapshots.PROTOCOL
+    assert client.Sample(answer).loops
+
+
+def test_an_answer_of_another_version_is_reported_with_the_version(place: Path) -> None:
+    path = place / "later"
+    later = {**FIRST_RELEASE, "protocol": 2, "uringloop": "2.0.0"}
+    with answering(path, json.dumps(later).encode() + b"\n"):
+        assert error_of_top(place, path) == (
+            f"process {os.getpid()} runs uringloop 2.0.0, whose answers this version does not "
+            "know: use the top of the environment of that process"
+        )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"hello\n", b"{}\n", b"[]\n", b'{"protocol": 1, "loops": [{}]}\n', b'{"protocol": 2}\n'],
+)
+def test_answer_of_another_protocol_is_reported(place: Path, answer: bytes) -> None:
+    path = place / "other"
+    with answering(path, answer):
+        error = error_of_top(place, path)
+    assert error == "the process at that socket is not a uringloop monitor"
 
 
 def test_refusal_by_the_monitor_is_reported_with_its_reason(place: Path) -> None:

@@ -160,6 +160,31 @@ def test_silent_process_does_not_delay_the_others(place: Path) -> None:
         watched.end()
 
 
+def test_a_process_of_another_version_is_named_beside_the_others(place: Path) -> None:
+    path = str(place / "later.sock")
+    with (
+        program(place, IDLE) as watched,
+        socket.socket(socket.AF_UNIX) as later,
+        Fleet(lambda: [path, str(watched.socket)]) as fleet,
+    ):
+        later.bind(path)
+        later.listen()
+        fleet.poll(0.05)
+        peer, _ = later.accept()
+        with peer:
+            peer.sendall(b'{"protocol": 2, "uringloop": "2.0.0"}\n')
+            (member,) = fleet.poll(PATIENCE)
+        assert member.connection.pid == watched.pid
+        assert list(fleet.others) == [path]
+        assert "runs uringloop 2.0.0" in fleet.others[path]
+        # It is not asked again.
+        later.setblocking(False)
+        fleet.poll(PATIENCE)
+        with pytest.raises(BlockingIOError):
+            later.accept()
+        watched.end()
+
+
 def test_silent_process_is_shown_as_no_answer(loop: object) -> None:
     sample = Sample(snapshots.snapshot())
     view = render.overview_of(["title"], [(sample, 3.0)], 120, [])

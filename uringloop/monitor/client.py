@@ -60,6 +60,10 @@ class CannotWatch(Exception):
     """A program cannot be watched; the message, for the user, has the reason."""
 
 
+class OtherVersion(CannotWatch):
+    """A program runs a version of uringloop whose answers this one does not know."""
+
+
 class Ended(Exception):
     """A watched program can no longer be watched; the message, for the user, has the reason."""
 
@@ -350,9 +354,12 @@ class Connection:
             return answer
         if isinstance(answer, dict) and isinstance(answer.get("error"), str):
             raise CannotWatch(answer["error"])
-        raise CannotWatch(
-            "the process at that socket is not a uringloop monitor, or one of another version"
-        )
+        if isinstance(answer, dict) and isinstance(version := answer.get("uringloop"), str):
+            raise OtherVersion(
+                f"process {self.pid} runs uringloop {version}, whose answers this version does not "
+                "know: use the top of the environment of that process"
+            )
+        raise CannotWatch("the process at that socket is not a uringloop monitor")
 
     def _end_message(self) -> str:
         """Return a message that says whether the program has ended."""

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
-from uringloop.monitor.client import CannotWatch, Connection, Ended, Sample
+from uringloop.monitor.client import CannotWatch, Connection, Ended, OtherVersion, Sample
 
 
 class Member:
@@ -43,6 +43,8 @@ class Fleet:
     def __init__(self, find: Callable[[], list[str]]) -> None:
         self.find = find
         self.members: dict[str, Member] = {}
+        # By path: why the process there cannot be watched by this version.
+        self.others: dict[str, str] = {}
 
     def __enter__(self) -> Fleet:
         return self
@@ -53,8 +55,10 @@ class Fleet:
 
     def poll(self, timeout_s: float) -> list[Member]:
         """Request answers; wait at most *timeout_s* in all; return the connected members."""
-        for path in self.find():
-            if path not in self.members:
+        paths = self.find()
+        self.others = {path: why for path, why in self.others.items() if path in paths}
+        for path in paths:
+            if path not in self.members and path not in self.others:
                 # The socket of a killed process, or of another user's process.
                 with contextlib.suppress(CannotWatch):
                     self.members[path] = Member(path)
@@ -70,9 +74,12 @@ class Fleet:
         """Return whether no answer is pending: the process has answered, or cannot be watched."""
         try:
             return self.members[path].ask(timeout_s)
+        except OtherVersion as exc:
+            self.others[path] = str(exc)
         except (CannotWatch, Ended):
-            self._drop(path)
-            return True
+            pass
+        self._drop(path)
+        return True
 
     def _drop(self, path: str) -> None:
         self.members.pop(path).connection.close()
