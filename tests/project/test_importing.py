@@ -11,6 +11,7 @@ import os
 import pickle
 import platform
 import pydoc
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -353,3 +354,38 @@ def test_a_second_interpreter_of_the_process_is_refused() -> None:
     assert "ImportError" in refusal
     assert "interpreter" in refusal
     assert ran == "ran"
+
+
+def import_after_replacement(folder: Path, setting: str) -> subprocess.CompletedProcess[str]:
+    """Import files in a process whose package gets another shared file after its start."""
+    shutil.copytree(PACKAGE, folder / "uringloop", ignore=shutil.ignore_patterns("*.so", "*.pyx"))
+    os.symlink(loading.FILE, folder / "uringloop" / Path(loading.FILE).name)
+    script = f"""
+        import os, sys
+        sys.path.insert(0, {str(folder)!r})
+        import uringloop
+        from uringloop._cpython import loading
+        assert loading.FILE.startswith({str(folder)!r})
+        os.unlink(loading.FILE)
+        with open(loading.FILE, "wb") as file:
+            file.write(b"not a shared object")
+        {setting}
+        async def read():
+            async with uringloop.open("/proc/self/comm") as file:
+                return await file.read()
+        assert uringloop.run(read())
+    """
+    return run_script(script)
+
+
+@pytest.mark.skipif("musl" in loading.FILE, reason="musl maps the new file")
+def test_a_process_keeps_its_compiled_modules_when_the_package_is_replaced(tmp_path: Path) -> None:
+    done = import_after_replacement(tmp_path, "")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_modules_of_two_versions_are_not_mixed(tmp_path: Path) -> None:
+    done = import_after_replacement(tmp_path, "loading.REOPENED = True")
+    assert done.returncode == 1
+    assert f"ImportError: {tmp_path}/uringloop was replaced while this process runs" in done.stderr
+    assert done.stderr.endswith("restart the process\n")

@@ -23,6 +23,8 @@ FILES = [f"{PACKAGE}/_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
 FILE = next(filter(os.path.exists, FILES), FILES[0])
 # The names of the modules that a loop needs begin like this.
 NEEDED = "uringloop._"
+# Whether the C library opens the file anew each time: glibc finds the mapped one by its path.
+REOPENED = "musl" in FILE
 
 
 def package(name: str) -> ModuleType:
@@ -75,6 +77,13 @@ class LaterFinder:
     ) -> ModuleSpec | None:
         if name.startswith(NEEDED) or name not in MODULES:
             return None
+        if REOPENED and os.stat(FILE).st_ino != INODE:
+            raise ImportError(
+                f"{PACKAGE} was replaced while this process runs, perhaps by another version, and "
+                f"{name} does not match the modules that are loaded already: restart the process",
+                name=name,
+                path=FILE,
+            )
         return specify(name, ExtensionFileLoader(name, FILE))
 
 
@@ -124,5 +133,6 @@ def load_all() -> tuple[str, ...]:
 
 
 MODULES = load_all()
+INODE = os.stat(FILE).st_ino
 # After Python's own finders, which look for a file and find none.
 sys.meta_path.append(LaterFinder)
