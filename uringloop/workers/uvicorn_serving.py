@@ -19,7 +19,7 @@ import uvicorn
 from uringloop import policy
 from uringloop._ring import backends
 from uringloop.loop import Loop
-from uringloop.workers.serving import draining
+from uringloop.workers.serving import LAST_REQUEST_S, draining
 
 # The factory of the loop, as uvicorn finds it.
 LOOP = "uringloop.workers.uvicorn_serving:new_event_loop"
@@ -58,7 +58,29 @@ class Server(uvicorn.Server):
                 if not cycle.response_started:
                     cycle.default_headers = [*cycle.default_headers, CLOSE]
         async with draining(self.servers, self.config.timeout_keep_alive):
+            for connection in state.connections:
+                if is_answering_unannounced(connection):
+                    # If it ended with this response, the client might just have sent a request.
+                    connection.timeout_keep_alive = min(
+                        connection.timeout_keep_alive, LAST_REQUEST_S
+                    )
+                    connection.shutdown = leave_open
             await super().shutdown(sockets)
+
+
+def is_answering_unannounced(connection: Any) -> bool:
+    """Return whether a response is in progress that does not say that its connection ends."""
+    cycle = getattr(connection, "cycle", None)
+    # Without these private names, the connection is closed after the response.
+    return (
+        getattr(cycle, "response_started", False)
+        and not getattr(cycle, "response_complete", True)
+        and CLOSE not in getattr(cycle, "default_headers", [CLOSE])
+    )
+
+
+def leave_open() -> None:
+    """Leave a connection to uvicorn's timer of idle connections, and to its next response."""
 
 
 def make_websocket(kind: Callable[..., Any], *, server_state: Any, **others: Any) -> Any:
