@@ -155,8 +155,11 @@ def gil_off(session: nox.Session) -> dict[str, str]:
     return {} if has_gil(session) else {"PYTHON_GIL": "0"}
 
 
-# Requests of this test must not wait for other tests.
-SERVERS_UNDER_LOAD = "tests/frameworks/test_several_workers.py"
+# Requests of these tests must not wait for other tests.
+SERVERS_UNDER_LOAD = (
+    "tests/frameworks/test_several_workers.py",
+    "tests/frameworks/test_upgrades.py",
+)
 
 
 @nox.session
@@ -167,8 +170,8 @@ def frameworks(session: nox.Session) -> None:
     if session.posargs:
         run_tests(session, *chosen)
         return
-    run_tests(session, *WORKERS, *chosen, f"--ignore={SERVERS_UNDER_LOAD}")
-    run_tests(session, SERVERS_UNDER_LOAD)
+    run_tests(session, *WORKERS, *chosen, *(f"--ignore={file}" for file in SERVERS_UNDER_LOAD))
+    run_tests(session, *SERVERS_UNDER_LOAD)
 
 
 # Two machines run at a time: each has two emulated processors, whose threads wait most of the time.
@@ -447,6 +450,13 @@ def bench_servers(session: nox.Session) -> None:
     """Compare web servers with four workers on uvloop and this loop: -- --reload"""
     install_frameworks(session)
     session.run("python", "benchmarks/servers.py", *session.posargs)
+
+
+@nox.session
+def upgrades(session: nox.Session) -> None:
+    """Upgrade services under load, and count lost requests: -- --ways uvicorn-hup --times 5"""
+    install_frameworks(session)
+    session.run("python", "benchmarks/upgrades", *session.posargs)
 
 
 @nox.session

@@ -473,3 +473,34 @@ def test_a_worker_without_its_packages_says_what_to_install(
     assert done.returncode == 1
     assert re.search(rf"ImportError: uringloop\.workers\.{module} needs .*", done.stderr)
     assert done.stderr.endswith(f"{advice}\n")
+
+
+def test_a_worker_imports_nothing_of_the_package_after_the_fork(tmp_path: Path) -> None:
+    # It may have been replaced by another version by then.
+    done = run_script(f"""
+        import os
+        os.environ["URINGLOOP_MONITOR"] = {str(tmp_path)!r}
+        os.environ["URINGLOOP_HEALTH"] = "unix:{tmp_path}/health.sock"
+        os.environ["URINGLOOP_STALL_MS"] = "1000"
+        import asyncio, sys
+        from uringloop.workers.serving import prepare
+        prepare()
+        prepared = set(sys.modules)
+        from uringloop.policy import new_event_loop
+
+        async def serve():
+            server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1")
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            assert await reader.read() == b""
+            writer.close()
+            reader, writer = await asyncio.open_unix_connection({str(tmp_path / "health.sock")!r})
+            writer.write(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+            assert (await reader.readline()).endswith(b" 200 OK\\r\\n")
+            writer.close()
+            await server.drain()
+
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(serve())
+        print([name for name in set(sys.modules) - prepared if name.startswith("uringloop")])
+        """)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

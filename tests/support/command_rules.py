@@ -49,7 +49,9 @@ NOT_RUN = {
     "journalctl": "needs systemd as the first process",
     "kill": "ends a program that another line starts",
     "kubectl": "needs a cluster",
+    "ln": "makes a link to a reader's own environment",
     "mkdir": "makes a folder for a reader's own programs",
+    "mv": "replaces a link to a reader's own environment",
     "openssl": "makes files for a reader's own programs",
     "socat": "needs a program that another command starts",
     "systemctl": "needs systemd as the first process",
@@ -137,6 +139,7 @@ PROGRAMS_OF_SESSIONS = {
     "simulate": "tests/simulation/run.py",
     "soak": "benchmarks/soak.py",
     "threads_stress": "tests/threads/stress.py",
+    "upgrades": "benchmarks/upgrades",
 }
 
 
@@ -217,6 +220,8 @@ def check_python(words: Words, shown: str) -> None:
         check_module(words[1], words[2:], shown)
     elif words[0] == "-m":
         check_program(words[1], words[2:], shown)
+    elif words[0] == "-c":
+        compile(words[1], "-c", "exec")
     elif words[0] in PLACEHOLDERS:
         assert words[1:] == []
     else:
@@ -387,7 +392,7 @@ def check_command(command: Command) -> None:
 
 def check_program(program: str, arguments: Words, shown: str) -> None:
     # A program in the virtual environment of a user.
-    program = re.sub(r"^(/\S+/)?\.venv(-dev)?/bin/", "", program)
+    program = re.sub(r"^(/\S+/)?(\.venv|\.venv-dev|current|2)/bin/", "", program)
     if program in CHECKS:
         CHECKS[program](arguments, shown)
     elif program in PROGRAMS:
