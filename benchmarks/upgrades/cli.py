@@ -34,7 +34,8 @@ IMPOSSIBLE = {
     "aiohttp-hup": ["between"],
     "uvicorn-hup": ["from", "back"],
 }
-TCP_ONLY = ("asyncio-reuseport",)
+# nginx's workers may not open a socket in the folder of another user.
+TCP_ONLY = ("asyncio-reuseport", "gunicorn-proxy")
 # The time of a slow request, and of the load before and after each upgrade.
 SLOW_S = 0.4
 AROUND_S = 0.8

@@ -475,6 +475,58 @@ def test_a_worker_without_its_packages_says_what_to_install(
     assert done.stderr.endswith(f"{advice}\n")
 
 
+# A response has begun, without `Connection: close`, and goes on after the wait for last requests.
+LONG_RESPONSE = """
+    import asyncio
+    import uringloop
+    import uvicorn
+    from uringloop.workers.uvicorn_serving import Server
+
+    async def app(scope, receive, send):
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"1", "more_body": True})
+        started.set()
+        await over.wait()
+        await send({"type": "http.response.body", "body": b"2"})
+
+    async def main():
+        global started, over
+        started, over = asyncio.Event(), asyncio.Event()
+        config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", http=HTTP)
+        config.load()
+        server = Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()
+        reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\\r\\nHost: here\\r\\n\\r\\n")
+        await started.wait()
+        ending = asyncio.create_task(server.shutdown())
+        await asyncio.sleep(0.8)
+        over.set()
+        print(b"close" in await reader.readuntil(b"\\r\\n\\r\\n"), await reader.readexactly(2))
+        if ASKS:
+            writer.write(b"GET / HTTP/1.1\\r\\nHost: here\\r\\n\\r\\n")
+            print(b"close" in await reader.readuntil(b"\\r\\n\\r\\n"), await reader.readexactly(2))
+        print(await reader.read())
+        writer.close()
+        await ending
+
+    uringloop.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parser", ["h11", "httptools"])
+@pytest.mark.parametrize("asks", [True, False])
+def test_uvicorn_answers_a_last_request_after_a_long_response(parser: str, asks: bool) -> None:
+    needs_elsewhere("uvicorn")
+    needs_elsewhere(parser)
+    done = run_script(f"    HTTP, ASKS = {parser!r}, {asks}{LONG_RESPONSE}")
+    last = "True b'12'\n" if asks else ""
+    assert (done.stdout, done.stderr) == (f"False b'12'\n{last}b''\n", "")
+
+
 def test_a_worker_imports_nothing_of_the_package_after_the_fork(tmp_path: Path) -> None:
     # It may have been replaced by another version by then.
     done = run_script(f"""
