@@ -77,6 +77,7 @@ class Fleet:
         except OtherVersion as exc:
             self.others[path] = str(exc)
         except (CannotWatch, Ended):
+            # The next poll finds it again if it can be watched then.
             pass
         self._drop(path)
         return True

@@ -33,6 +33,7 @@ async def main(port: int) -> None:
                 writer.write(head + (LAST if is_last else b"") + b"\r\nhello")
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
+            # The client has ended the connection.
             pass
         finally:
             writer.close()
