@@ -61,6 +61,10 @@ SINCE = {
     "epoll_wait": (6, 15),
 }
 
+# A filter may refuse these, too: a loop then does without the feature `epoll_wait`, or without
+# anything.
+NOT_OF_FILES = frozenset(("IORING_OP_NOP", "IORING_OP_EPOLL_WAIT"))
+
 Report = dict[str, object]
 
 
@@ -152,8 +156,21 @@ def advice(backend: str, reason: str, states: dict[str, str]) -> list[str]:
         refused = [name for name in absent if name not in old]
         if refused:
             lines.append(f"a sandbox, or the lack of a privilege, refuses: {', '.join(refused)}")
+        in_threads = [name for name in features.refused_operations() if name not in NOT_OF_FILES]
+        if in_threads:
+            lines.append(
+                "a filter for io_uring refuses operations of files, which threads of the default "
+                f"executor perform instead: {', '.join(in_threads)}"
+            )
     lines += system_calls.advice()
     return lines + other_transports() + limits.advice(backend)
+
+
+def restrictions(backend: str) -> str:
+    """Return whose list says what the loop's ring may do, for the report."""
+    if backend != backends.IO_URING:
+        return "no ring of the kernel"
+    return "inherited" if features.has_inherited_list() else "the loop's own"
 
 
 def examine() -> Report:
@@ -184,6 +201,8 @@ def examine() -> Report:
         "memory of the cgroup": str(limits.memory() or "no limit found"),
         "backend": backend,
         "reason": reason,
+        "restrictions of the ring": restrictions(backend),
+        "operations refused": ", ".join(features.refused_operations()) or "none",
         "variables": {one.variable: text for one in options.TABLE if (text := one.text())},
         "features": states,
         "advice": advice(backend, reason, states),

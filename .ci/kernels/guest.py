@@ -55,6 +55,7 @@ CORE = (
     "files_ends", "files_descriptors", "sendfile", "sendfile_ends", "pipes", "pipe_writing",
     "subprocesses", "subprocess_ends", "signals", "threads", "timers", "lifecycle", "pressure",
     "tls", "start_tls", "leaks", "lasting_errors", "system_calls", "softring", "softring_files",
+    "task_filters",
 )  # fmt: skip
 
 # Tests that sometimes fail on a slow emulated machine, each with its deadline.

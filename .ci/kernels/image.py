@@ -136,6 +136,9 @@ def add_tests(stage: Path) -> None:
         ignore=shutil.ignore_patterns("frameworks", "__pycache__"),
     )
     shutil.copy2(ROOT / "pyproject.toml", sources)
+    # A test runs this program.
+    (sources / "examples").mkdir()
+    shutil.copy2(ROOT / "examples" / "filter_io_uring.py", sources / "examples")
     # The tests compare a table of this page, and read constants from the sources.
     pages = sources / "docs" / "reference"
     pages.mkdir(parents=True)

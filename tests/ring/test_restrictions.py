@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import pytest
+from support import task_filters
 from support.loops import on_io_uring
 from support.sources import PACKAGE, ROOT
 
@@ -151,3 +152,16 @@ def test_security_md_names_the_allowed_operations() -> None:
     text = (ROOT / "SECURITY.md").read_text()
     for name in ALLOWED:
         assert f"`{name}`" in text, name
+
+
+def test_each_of_them_has_a_name_for_messages() -> None:
+    text = (PACKAGE / "_ring" / "operations.h").read_text()
+    named = re.findall(r"(?:URING_NAMED\(|\[URING_OP_)(\w+)[)\]]", text)
+    assert set(named) - {"name"} == set(ALLOWED)
+
+
+def test_the_example_filter_allows_them() -> None:
+    example = task_filters.example()
+    assert sorted([*example["SOCKETS"], *example["FILES"]]) == sorted(ALLOWED)
+    numbers = {**example["SOCKETS"], **example["FILES"]}
+    assert all(OPERATIONS[number] == name for name, number in numbers.items())

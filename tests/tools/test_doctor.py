@@ -40,6 +40,8 @@ Facts = TypedDict(
         "memory of the cgroup": str,
         "backend": str,
         "reason": str,
+        "restrictions of the ring": str,
+        "operations refused": str,
         "variables": dict[str, str],
         "features": dict[str, str],
         "advice": list[str],

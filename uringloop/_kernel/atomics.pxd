@@ -20,6 +20,7 @@ cdef extern from "_kernel/atomics.h" nogil:
     void store_size "uring_store" (Py_ssize_t *field, Py_ssize_t value)
     void store_double "uring_store_double" (double *field, double value)
     void store_ns "uring_store" (int64_t *field, int64_t value)
+    void store_total "uring_store" (uint64_t *field, uint64_t value)
 
     # For the only thread that writes the field.
     void count_int "uring_count" (int *field, int more)

@@ -7,6 +7,13 @@ cdef extern from "_kernel/io_uring.h" nogil:
     const char *URINGLOOP_LIBURING
     unsigned int URING_FEATURE_MIN_TIMEOUT
     unsigned int URING_FEATURE_NO_IOWAIT
+    unsigned int URING_OP_FTRUNCATE
+    unsigned int URING_OP_EPOLL_WAIT
+    unsigned int IORING_OP_FSYNC
+    unsigned int IORING_OP_LINKAT
+    unsigned int IORING_OP_READ
+    unsigned int IORING_OP_RENAMEAT
+    unsigned int IORING_OP_WRITE
 
     unsigned int IORING_CQE_F_BUFFER
     unsigned int IORING_CQE_F_MORE

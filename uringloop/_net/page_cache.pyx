@@ -15,7 +15,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 from uringloop._kernel.files cimport io_uring_prep_read, uring_is_cached, uring_leave_to_worker
-from uringloop._kernel.io_uring cimport io_uring_sqe
+from uringloop._kernel.io_uring cimport IORING_OP_READ, io_uring_sqe
 from uringloop._ring.ring cimport (
     RUN_WAITS,
     WORKER_OWNS_MEMORY,
@@ -71,7 +71,7 @@ def has(int fd, int64_t offset, int64_t size):
 async def read_ahead(LoopCore loop not None, int fd, int64_t offset, Py_ssize_t size):
     """Read *size* bytes at *offset* into the page cache, ignoring errors."""
     cdef ReadAhead reading
-    if not loop.ring.does_files():
+    if loop.ring.refuses(IORING_OP_READ):
         await loop.run_in_executor(None, read_now, fd, offset, size)
         return
     reading = ReadAhead.__new__(ReadAhead)

@@ -60,6 +60,9 @@ KERNEL_MIN = (6, 1)
 
 # The system call that makes a ring of the kernel.
 SETUP = "io_uring_setup"
+# The names of io_uring's operations and registrations begin with this; a filter for them, which
+# exists from Linux 7.0 on, can refuse one.
+OPERATION = "IORING_"
 # The system calls that a container's seccomp profile must allow.
 ALLOW = "allow io_uring_setup, io_uring_enter and io_uring_register there"
 
@@ -178,6 +181,8 @@ def remedy_in(reason: str) -> str | None:
 
 def cause(error: int, call: str = SETUP) -> str:
     """Return why *call*, which a ring needs, has failed, in one sentence with the remedy."""
+    if call.startswith(OPERATION):
+        return f"a filter that this process has inherited refuses {call}; allow {call} there"
     if not call.startswith("io_uring"):
         return cause_beside_io_uring(error, call)
     if error == errno.ENOSYS:

@@ -17,5 +17,6 @@ cdef enum:
 
 
 cdef bint kernel_uses(unsigned int feature) noexcept
+cdef bint kernel_refuses(unsigned int opcode) noexcept
 cdef bint software_uses(unsigned int feature) noexcept
 cdef int try_kernel() except -1

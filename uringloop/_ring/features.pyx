@@ -3,12 +3,19 @@
 The loop can do without each of them, in a slower way. What the kernel supports is probed, not
 derived from its version, once in a process and at the first need. Any thread may call these
 functions: two threads that probe at the same time find the same.
+
+A filter that the process has inherited may refuse single operations to the kernel's ring. Those are
+probed, too.
 """
+
+from libc.stdint cimport uint64_t
 
 from uringloop._kernel.atomics cimport (
     add_bits,
+    load_total,
     load_uint,
     load_uint_acquire,
+    store_total,
     store_uint_release,
 )
 from uringloop._kernel.errors cimport os_error
@@ -16,11 +23,14 @@ from uringloop._kernel.io_uring cimport (
     URINGLOOP_LIBURING,
     URING_FEATURE_MIN_TIMEOUT,
     URING_FEATURE_NO_IOWAIT,
+    URING_OP_EPOLL_WAIT,
+    URING_OP_FTRUNCATE,
 )
 from uringloop._ring.probes cimport (
     uring_abilities,
     uring_ask_call,
     uring_call_number,
+    uring_operation_name,
     uring_try,
     uring_try_paths,
 )
@@ -53,6 +63,10 @@ cdef unsigned int soft_present = (
     SHARED_ACCEPT | MULTISHOT_RECV | QUIET_SENDS | MIN_WAIT | CACHED_FILES | TRUNCATE
     | EPOLL_WAIT | EPOLL_SLEEP | NAMELESS_FILES | UNIX_MULTISHOT)
 cdef unsigned int disabled = 0
+# What the kernel's ring may not do, as bits 1 << opcode.
+cdef uint64_t refused = 0
+# Whether a list that the process has inherited restricts the kernel's rings.
+cdef unsigned int listed = False
 cdef unsigned int kernel_tried = False
 cdef unsigned int paths_tried = False
 
@@ -66,6 +80,11 @@ cdef bint kernel_uses(unsigned int feature) noexcept:
     # This comes first: it may try what is present.
     cdef unsigned int wanted = enabled(feature)
     return wanted & load_uint(&present) != 0
+
+
+cdef bint kernel_refuses(unsigned int opcode) noexcept:
+    """Return whether a filter refuses this operation to the kernel's ring, after `try_kernel`."""
+    return load_total(&refused) >> opcode & 1 != 0
 
 
 cdef bint software_uses(unsigned int feature) noexcept:
@@ -94,23 +113,28 @@ cdef int try_kernel() except -1:
     """Probe, once, whether a ring can be made and entered, and what it supports."""
     cdef uring_abilities found
     cdef unsigned int more = 0
+    cdef uint64_t absent
     cdef int res
     if load_uint_acquire(&kernel_tried):
         return 0
     res = uring_try(&found)
+    store_total(&refused, found.operations.refused)
     if res < 0:
         raise os_error(res, found.call.decode())
     if found.quiet_sends:
         more |= QUIET_SENDS
-    if found.has_ftruncate:
+    absent = found.operations.unknown | found.operations.refused
+    if not absent >> URING_OP_FTRUNCATE & 1:
         more |= TRUNCATE
-    if found.has_epoll_wait:
+    if not absent >> URING_OP_EPOLL_WAIT & 1:
         more |= EPOLL_WAIT
     if found.facts & URING_FEATURE_NO_IOWAIT:
         more |= NO_IOWAIT
     if found.facts & URING_FEATURE_MIN_TIMEOUT:
         more |= MIN_WAIT
     add_bits(&present, more)
+    if found.listed:
+        add_bits(&listed, True)
     store_uint_release(&kernel_tried, True)
     return 0
 
@@ -126,6 +150,18 @@ def disable(names):
 def kernel_ring_has_worked():
     """Return whether a ring of the kernel has been made and entered in this process."""
     return load_uint_acquire(&kernel_tried) != 0
+
+
+def refused_operations():
+    """Return the names of the operations that a filter refuses to the kernel's ring."""
+    cdef unsigned int opcode
+    return [
+        uring_operation_name(opcode).decode() for opcode in range(64) if kernel_refuses(opcode)]
+
+
+def has_inherited_list():
+    """Return whether a list that the process has inherited restricts the kernel's rings."""
+    return load_uint(&listed) != 0
 
 
 def number_of_call(str name):

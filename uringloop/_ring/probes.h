@@ -12,14 +12,19 @@
 
 #include "_kernel/files.h"
 #include "_kernel/sockets.h"
+#include "_ring/operations.h"
 #include "_ring/uring.h"
+
+/* Room for a question about each operation. */
+#define URING_TRIAL_ENTRIES 32
+_Static_assert(URING_OPERATIONS < URING_TRIAL_ENTRIES, "a chain goes in one enter");
 
 /* The abilities of a ring of this kernel. */
 typedef struct uring_abilities {
     int quiet_sends;    /* a quiet send posts nothing if it sends everything, the count if it is
                          * short, EAGAIN if it sends nothing */
-    int has_ftruncate;  /* the kernel has IORING_OP_FTRUNCATE */
-    int has_epoll_wait; /* the kernel has IORING_OP_EPOLL_WAIT */
+    uring_answers operations;
+    bool listed;        /* a list that the process has inherited restricts its rings */
     unsigned facts;     /* the IORING_FEAT_ bits that the kernel reports */
     const char *call;   /* the system call that has failed */
 } uring_abilities;
@@ -37,7 +42,7 @@ static inline int uring_trial_open(uring_trial *trial) {
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, trial->pair) < 0 &&
         !uring_is_forbidden(-errno))
         return -errno;
-    return uring_open(&trial->u, 4, 16, true);
+    return uring_open(&trial->u, URING_TRIAL_ENTRIES, 2 * URING_TRIAL_ENTRIES, true);
 }
 
 static inline void uring_trial_close(uring_trial *trial) {
@@ -61,47 +66,53 @@ static inline int uring_trial_run(uring_trial *trial, struct io_uring_cqe *compl
     return 1;
 }
 
-/* Returns whether the kernel has an operation. Asks the kernel, because running the operation would
- * start a worker thread. An enabled ring is restricted, and may not ask. */
-static inline bool uring_trial_knows(uring_trial *trial, int opcode) {
-    struct io_uring_probe *probe = io_uring_get_probe_ring(&trial->u.ring);
-    bool known = probe != NULL && io_uring_opcode_supported(probe, opcode);
-
-    if (probe != NULL)
-        io_uring_free_probe(probe);
-    return known;
-}
-
-/* Makes a ring, enters it and fills *found*. Returns 0, or -errno if the kernel refuses either. */
-static inline int uring_try(uring_abilities *found) {
+/* Tries quiet sends. Returns whether the kernel has them, or -errno if the ring fails. */
+static inline int uring_try_quiet_sends(uring_trial *trial) {
     static const char data[256 * 1024];
     const size_t sizes[] = {1, sizeof(data), sizeof(data)};
     struct io_uring_cqe completion;
-    uring_trial trial;
-    int results[3] = {0, 0, 0}, res = uring_trial_open(&trial), i;
+    int results[3] = {0, 0, 0}, res, i;
 
-    found->has_ftruncate = res == 0 && uring_trial_knows(&trial, URING_OP_FTRUNCATE);
-    found->has_epoll_wait = res == 0 && uring_trial_knows(&trial, URING_OP_EPOLL_WAIT);
-    if (res == 0)
-        res = uring_enable(&trial.u);
-    for (i = 0; res == 0 && i < 3; i++) {
-        struct io_uring_sqe *sqe = uring_get_submission(&trial.u);
+    for (i = 0; i < 3; i++) {
+        struct io_uring_sqe *sqe = uring_get_submission(&trial->u);
 
-        io_uring_prep_send(sqe, trial.pair[0], data, sizes[i], URING_SEND_ONCE);
+        io_uring_prep_send(sqe, trial->pair[0], data, sizes[i], URING_SEND_ONCE);
         uring_set_user_data(sqe, 0, IOSQE_CQE_SKIP_SUCCESS);
-        res = uring_trial_run(&trial, &completion);
+        res = uring_trial_run(trial, &completion);
+        if (res < 0)
+            return res;
         if (res > 0)
             results[i] = completion.res;
-        if (uring_pending(&trial.u) != 0)
+        if (uring_pending(&trial->u) != 0)
             results[i] = -1;
-        res = res < 0 ? res : 0;
     }
+    return results[0] == 0 && results[1] > 0 && results[1] < (int)sizeof(data) &&
+           results[2] == -EAGAIN;
+}
+
+/* Makes a ring, enters it and fills *found*. Returns 0, or -errno if the kernel refuses either, or
+ * an operation that a loop cannot do without. */
+static inline int uring_try(uring_abilities *found) {
+    uring_trial trial;
+    int res = uring_trial_open(&trial);
+
+    memset(found, 0, sizeof(*found));
+    if (res == 0)
+        res = uring_enable(&trial.u);
+    if (res == 0) {
+        trial.u.call = "io_uring_enter";
+        res = uring_ask_operations(&trial.u, &found->operations);
+    }
+    if (res == 0)
+        res = uring_check_needs(&trial.u, &found->operations, &trial.u.call);
+    if (res == 0)
+        res = uring_try_quiet_sends(&trial);
+    found->quiet_sends = res > 0;
     found->call = trial.u.call;
     found->facts = trial.u.ring.features;
+    found->listed = trial.u.listed;
     uring_trial_close(&trial);
-    found->quiet_sends = res == 0 && results[0] == 0 && results[1] > 0 &&
-                         results[1] < (int)sizeof(data) && results[2] == -EAGAIN;
-    return res;
+    return res < 0 ? res : 0;
 }
 
 /* Returns the number of a system call of system_calls.py, -1 where this architecture lacks it. */

@@ -56,46 +56,41 @@ static const uint8_t uring_registrations[] = {
 #define URING_SUBMISSION_FLAGS \
     (IOSQE_BUFFER_SELECT | IOSQE_CQE_SKIP_SUCCESS | IOSQE_IO_LINK | IOSQE_ASYNC)
 
-typedef struct uring_restrictions {
-    struct io_uring_restriction allowed[URING_COUNT(uring_loop_operations) +
-                                        URING_COUNT(uring_file_operations) +
-                                        URING_COUNT(uring_registrations) + 1];
-    unsigned count;
-} uring_restrictions;
+#define URING_OPERATIONS (URING_COUNT(uring_loop_operations) + URING_COUNT(uring_file_operations))
 
-/* Adds the operations up to *newest*: the kernel returns EINVAL for one that it does not know. */
-static inline void uring_allow_operations(uring_restrictions *rules, const uint8_t *operations,
-                                          size_t count, unsigned newest) {
-    for (size_t i = 0; i < count; i++) {
-        if (operations[i] > newest)
-            continue;
-        rules->allowed[rules->count].opcode = IORING_RESTRICTION_SQE_OP;
-        rules->allowed[rules->count++].sqe_op = operations[i];
-    }
+/* Returns the operation of this number, below URING_OPERATIONS; those of loops come first. */
+static inline uint8_t uring_operation(size_t number) {
+    if (number < URING_COUNT(uring_loop_operations))
+        return uring_loop_operations[number];
+    return uring_file_operations[number - URING_COUNT(uring_loop_operations)];
 }
 
 /* Restricts a ring that is not enabled yet; the restrictions begin then. With *files* it may do
- * operations on files. Returns 0 or -errno. */
+ * operations on files. Returns 0 or -errno: EBUSY if the ring has inherited a list from the process
+ * (Linux 7.0), which cannot be changed. */
 static inline int uring_restrict(struct io_uring *ring, bool files) {
-    static const unsigned newest[] = {URING_OP_EPOLL_WAIT, URING_OP_FTRUNCATE, IORING_OP_LINKAT};
-    uring_restrictions rules;
-    size_t i, tries;
+    /* The kernel returns EINVAL for an operation that it does not know. */
+    static const uint8_t newest[] = {URING_OP_EPOLL_WAIT, URING_OP_FTRUNCATE, IORING_OP_LINKAT};
+    struct io_uring_restriction allowed[URING_OPERATIONS + URING_COUNT(uring_registrations) + 1];
+    size_t operations = files ? URING_OPERATIONS : URING_COUNT(uring_loop_operations), i, tries;
+    unsigned count;
     int res = -EINVAL;
 
     for (tries = 0; res == -EINVAL && tries < URING_COUNT(newest); tries++) {
-        memset(&rules, 0, sizeof(rules));
+        memset(allowed, 0, sizeof(allowed));
+        count = 0;
         for (i = 0; i < URING_COUNT(uring_registrations); i++) {
-            rules.allowed[rules.count].opcode = IORING_RESTRICTION_REGISTER_OP;
-            rules.allowed[rules.count++].register_op = uring_registrations[i];
+            allowed[count].opcode = IORING_RESTRICTION_REGISTER_OP;
+            allowed[count++].register_op = uring_registrations[i];
         }
-        rules.allowed[rules.count].opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
-        rules.allowed[rules.count++].sqe_flags = URING_SUBMISSION_FLAGS;
-        uring_allow_operations(&rules, uring_loop_operations, URING_COUNT(uring_loop_operations),
-                               newest[tries]);
-        if (files)
-            uring_allow_operations(&rules, uring_file_operations,
-                                   URING_COUNT(uring_file_operations), newest[tries]);
-        res = io_uring_register_restrictions(ring, rules.allowed, rules.count);
+        allowed[count].opcode = IORING_RESTRICTION_SQE_FLAGS_ALLOWED;
+        allowed[count++].sqe_flags = URING_SUBMISSION_FLAGS;
+        for (i = 0; i < operations; i++)
+            if (uring_operation(i) <= newest[tries]) {
+                allowed[count].opcode = IORING_RESTRICTION_SQE_OP;
+                allowed[count++].sqe_op = uring_operation(i);
+            }
+        res = io_uring_register_restrictions(ring, allowed, count);
     }
     return res;
 }

@@ -138,10 +138,6 @@ cdef class Ring:
         """Return whether a thread of the kernel takes the submissions (SQPOLL)."""
         return self.u.threaded
 
-    cdef inline bint does_files(self) noexcept:
-        """Return whether the ring may do operations on files; if not, threads do them."""
-        return self.u.files
-
     # ── what differs between the kernel's ring and a software ring ───────────────────────────
 
     cdef inline int accept(self, int fd, void *name, unsigned int *size) noexcept nogil:
@@ -177,6 +173,7 @@ cdef class Ring:
 
     cdef unsigned int forks(self) noexcept
     cdef bint uses(self, unsigned int feature) noexcept
+    cdef bint refuses(self, unsigned int opcode) noexcept
     cdef int check_usable(self) except -1
     cdef io_uring_sqe *submission(self) except NULL
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1

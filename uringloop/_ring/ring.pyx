@@ -71,6 +71,7 @@ from uringloop._ring.features cimport (
     MIN_WAIT,
     NO_IOWAIT,
     QUIET_SENDS,
+    kernel_refuses,
     kernel_uses,
     software_uses,
     try_kernel,
@@ -219,6 +220,10 @@ cdef class Ring:
     cdef bint uses(self, unsigned int feature) noexcept:
         """Return whether this ring has *feature* and it is enabled."""
         return kernel_uses(feature) if self.u.soft == NULL else software_uses(feature)
+
+    cdef bint refuses(self, unsigned int opcode) noexcept:
+        """Return whether this ring may not do this operation on files: a thread does it then."""
+        return not self.u.files or (self.u.soft == NULL and kernel_refuses(opcode))
 
     def __dealloc__(self):
         self._abandon()

@@ -70,6 +70,7 @@ typedef struct uring {
     const char *call;     /* the system call with which opening it has failed, or may fail next */
     bool threaded;        /* a kernel thread takes the submissions (SQPOLL) */
     bool files;           /* the ring may do operations on files */
+    bool listed;          /* restricted by a list that the process has inherited (Linux 7.0) */
     int eventfd;          /* by which a kernel's ring ends a sleep elsewhere (at_epoll.h); or -1 */
     struct uring *next;   /* the list of live rings that the fork handler walks */
 } uring;
@@ -112,6 +113,8 @@ static inline int uring_finish_open(uring *u, bool files) {
     if (res == 0) {
         u->call = "io_uring_register";
         res = uring_restrict(&u->ring, files);
+        u->listed = res == -EBUSY;
+        res = u->listed ? 0 : res;
     }
     if (res < 0) {
         io_uring_queue_exit(&u->ring);

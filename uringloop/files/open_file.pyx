@@ -23,7 +23,7 @@ from uringloop.files.operation cimport (
     NEEDS_THREAD,
     FileOperation,
     begin_linked,
-    loop_for_files,
+    loop_for,
     new_operation,
     ring_loop,
 )
@@ -56,6 +56,7 @@ from uringloop._kernel.files cimport (
     uring_size_in,
     uring_writes_at_offset,
 )
+from uringloop._kernel.io_uring cimport IORING_OP_FSYNC, IORING_OP_WRITE
 from uringloop._kernel.libc cimport close, iovec
 from uringloop._ring.features cimport CACHED_FILES, CACHED_PATHS, TRUNCATE, kernel_uses
 from uringloop._ring.ring cimport NEVER_CANCELLED, RUN_WAITS
@@ -369,7 +370,9 @@ cdef class OpenFile(FileRequests):
         cdef int64_t position = -1
         self.check_open()
         self._written = 0
-        if loop_for_files() is None or not self._regular or self.in_memory:
+        if loop_for(IORING_OP_WRITE) is None or loop_for(IORING_OP_FSYNC) is None:
+            return False
+        if not self._regular or self.in_memory:
             return False
         if self.writes_at_offset and not self._appending:
             position = self.position()

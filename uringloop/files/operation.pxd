@@ -68,4 +68,4 @@ cdef class FileOperation:
 cdef FileOperation new_operation(Descriptor file, object held)
 cdef int begin_linked(FileOperation first, FileOperation second) except -1
 cdef LoopCore ring_loop()
-cdef LoopCore loop_for_files()
+cdef LoopCore loop_for(unsigned int opcode)

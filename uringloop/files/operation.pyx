@@ -133,7 +133,7 @@ cdef class FileOperation:
 
     cdef int begin(self) except -1:
         assert self.stage <= OUT_OF_TIME
-        self.loop = None if self.traits & NEEDS_THREAD else loop_for_files()
+        self.loop = None if self.traits & NEEDS_THREAD else loop_for(self.request.opcode)
         self.future = Future(loop=get_running_loop())
         self.stage = BEGUN
         if self.file is not None:
@@ -272,10 +272,10 @@ cdef LoopCore ring_loop():
     return <LoopCore>loop if isinstance(loop, LoopCore) else None
 
 
-cdef LoopCore loop_for_files():
-    """Return the running loop if its ring may do operations on files, else None."""
+cdef LoopCore loop_for(unsigned int opcode):
+    """Return `ring_loop()` if its ring may do this operation, else None: a thread does it then."""
     cdef LoopCore loop = ring_loop()
-    return loop if loop is not None and loop.ring.does_files() else None
+    return None if loop is None or loop.ring.refuses(opcode) else loop
 
 
 cdef int file_operation_on_completion(Operation *op, int res, unsigned int flags) except -1:

@@ -23,7 +23,7 @@ from uringloop.files.operation cimport (
     SLICE_BYTES,
     FileOperation,
     begin_linked,
-    loop_for_files,
+    loop_for,
     new_operation,
     ring_loop,
 )
@@ -36,6 +36,7 @@ from uringloop._kernel.files cimport (
     uring_leave_to_worker,
     uring_read_cached,
 )
+from uringloop._kernel.io_uring cimport IORING_OP_LINKAT, IORING_OP_RENAMEAT
 from uringloop._kernel.libc cimport close
 from uringloop._kernel.paths cimport (
     AT_EMPTY_PATH,
@@ -267,7 +268,8 @@ async def link_and_rename(src, temporary, dst):
         &linking.request, AT_FDCWD, source, AT_FDCWD, between, AT_SYMLINK_FOLLOW)
     renaming = new_call((between, target))
     io_uring_prep_renameat(&renaming.request, AT_FDCWD, between, AT_FDCWD, target, 0)
-    if loop_for_files() is None or linking.traits & NEEDS_THREAD:
+    if (linking.traits & NEEDS_THREAD or loop_for(IORING_OP_LINKAT) is None
+            or loop_for(IORING_OP_RENAMEAT) is None):
         await wait_uncancelled(
             get_running_loop().run_in_executor(None, perform_both, linking, renaming))
     else:
