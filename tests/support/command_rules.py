@@ -53,6 +53,7 @@ NOT_RUN = {
     "mkdir": "makes a folder for a reader's own programs",
     "mv": "replaces a link to a reader's own environment",
     "openssl": "makes files for a reader's own programs",
+    "strace": "needs a program of the reader's",
     "socat": "needs a program that another command starts",
     "systemctl": "needs systemd as the first process",
     "useradd": "changes the machine",
@@ -64,6 +65,9 @@ ENVIRONMENT = {"DASK_DISTRIBUTED__ADMIN__EVENT_LOOP"}
 # Names of a user's own programs in the documents.
 PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
 
+# A program of examples/ that a reader copies; it runs the command behind its options.
+WRAPPER = "filter_io_uring.py"
+
 # Programs of other packages: their options are checked if they are installed.
 PROGRAMS = {
     *("cxfreeze", "dask", "granian", "gunicorn", "hypercorn", "ipython", "jupyter"),
@@ -74,7 +78,7 @@ PROGRAMS = {
 HELP = {"ipython": ["--help-all"], "sanic": ["help", "--full"]}
 
 # The doctor's names that a page may show; the values depend on the machine and are not compared.
-DOCTOR_NAMES = {"backend", "reason"}
+DOCTOR_NAMES = {"backend", "operations", "reason", "restrictions"}
 
 
 @functools.cache
@@ -224,6 +228,11 @@ def check_python(words: Words, shown: str) -> None:
         compile(words[1], "-c", "exec")
     elif words[0] in PLACEHOLDERS:
         assert words[1:] == []
+    elif words[0] == WRAPPER:
+        own = list(itertools.takewhile(lambda word: word.startswith("-"), words[1:]))
+        check_options(own, sys.executable, f"examples/{WRAPPER}")
+        program, *others = words[1 + len(own) :]
+        check_program(Path(program).name, others, shown)
     else:
         assert (ROOT / words[0]).exists(), words[0]
         check_options(words[1:], sys.executable, words[0])

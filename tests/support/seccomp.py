@@ -2,7 +2,8 @@
 
 As a script it installs the filter and executes a command: `python seccomp.py EPERM command...`
 makes the calls fail with EPERM; KILL ends the process, as some sandboxes do; `enter-EPERM` refuses
-io_uring_enter only, `332+437-ENOSYS` the calls with these numbers. `run` starts such a child.
+io_uring_enter only, `332+437-ENOSYS` the calls with these numbers. `only:4+22` refuses
+io_uring_register but for these uses. `run` starts such a child.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SECCOMP_RET_ALLOW = 0x7FFF0000
 SECCOMP_RET_ERRNO = 0x00050000
 SECCOMP_RET_KILL_PROCESS = 0x80000000
 LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
+# Where struct seccomp_data has the second argument, on a little-endian machine.
+SECOND_ARGUMENT = 24
 
 # The same numbers on every architecture.
 SETUP, ENTER, REGISTER = CALLS = (425, 426, 427)
@@ -38,13 +41,8 @@ def instruction(code: int, true: int, false: int, value: int) -> bytes:
     return struct.pack("=HBBI", code, true, false, value)
 
 
-def refuse(answer: int, calls: tuple[int, ...] = CALLS) -> None:
-    """Install a filter that answers *calls* with *answer*, in this process and its children."""
-    program = instruction(LOAD_WORD, 0, 0, 0)
-    for number, call in enumerate(calls):
-        program += instruction(JUMP_IF_EQUAL, len(calls) - number, 0, call)
-    program += instruction(RETURN, 0, 0, SECCOMP_RET_ALLOW)
-    program += instruction(RETURN, 0, 0, answer)
+def install(program: bytes) -> None:
+    """Install a filter in this process and its children."""
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     libc = ctypes.CDLL(None, use_errno=True)
@@ -53,6 +51,31 @@ def refuse(answer: int, calls: tuple[int, ...] = CALLS) -> None:
         or libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0) != 0
     ):
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+def refuse(answer: int, calls: tuple[int, ...] = CALLS) -> None:
+    """Install a filter that answers *calls* with *answer*, in this process and its children."""
+    program = instruction(LOAD_WORD, 0, 0, 0)
+    for number, call in enumerate(calls):
+        program += instruction(JUMP_IF_EQUAL, len(calls) - number, 0, call)
+    program += instruction(RETURN, 0, 0, SECCOMP_RET_ALLOW)
+    program += instruction(RETURN, 0, 0, answer)
+    install(program)
+
+
+def allow_registrations(numbers: list[int]) -> None:
+    """Refuse io_uring_register unless all 64 bits of its second argument are one of *numbers*."""
+    allowed = len(numbers) + 1
+    program = instruction(LOAD_WORD, 0, 0, 0)
+    program += instruction(JUMP_IF_EQUAL, 0, allowed + 3, REGISTER)
+    program += instruction(LOAD_WORD, 0, 0, SECOND_ARGUMENT + 4)
+    program += instruction(JUMP_IF_EQUAL, 0, allowed, 0)
+    program += instruction(LOAD_WORD, 0, 0, SECOND_ARGUMENT)
+    for left, number in enumerate(reversed(numbers)):
+        program += instruction(JUMP_IF_EQUAL, len(numbers) - left, 0, number)
+    program += instruction(RETURN, 0, 0, SECCOMP_RET_ERRNO | errno.EPERM)
+    program += instruction(RETURN, 0, 0, SECCOMP_RET_ALLOW)
+    install(program)
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -224,6 +247,9 @@ ROUNDS_OUTPUT = [
 
 def main() -> None:
     name, *command = sys.argv[1:]
+    if name.startswith("only:"):
+        allow_registrations([int(number) for number in name.removeprefix("only:").split("+")])
+        os.execvp(command[0], command)
     named, _, answer = name.rpartition("-")
     calls: tuple[int, ...] = CALLS
     if named:
