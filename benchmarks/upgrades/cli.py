@@ -51,6 +51,8 @@ class Result(NamedTuple):
     lost: dict[str, dict[str, int]]
     # How many answers came from each loop and version.
     loops: dict[str, int]
+    # For how long the clients could not run. For a worker, they are silent then.
+    lag_s: float
 
 
 async def measure(name: str, step: str, over: str, folder: Path) -> Result:
@@ -71,7 +73,7 @@ async def measure(name: str, step: str, over: str, folder: Path) -> Result:
     }
     answered = sum(results[ANSWERED] for results in traffic.results.values())
     lost = {kind: outcomes for kind, outcomes in lost.items() if outcomes}
-    return Result(name, step, answered, lost, dict(traffic.loops))
+    return Result(name, step, answered, lost, dict(traffic.loops), traffic.lag_s)
 
 
 async def under_load(way: Way, before: Side, after: Side) -> Traffic:
@@ -102,8 +104,10 @@ def table(results: list[Result]) -> list[str]:
                 kinds[kind] += sum(outcomes.values())
         of_kinds = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
         answered = sum(run.answered for run in runs)
-        cells.append([way, step, str(len(runs)), f"{answered:,}", str(kinds.total()), of_kinds])
-    headings = ["Way", "Step", "Upgrades", "Answered", "Lost", "Lost, by kind of client"]
+        lag_ms = max(run.lag_s for run in runs) * 1e3
+        figures = [str(len(runs)), f"{lag_ms:.0f}", f"{answered:,}", str(kinds.total()), of_kinds]
+        cells.append([way, step, *figures])
+    headings = ["Way", "Step", "Upgrades", "Lag of the clients, ms", "Answered", "Lost", "Of kinds"]
     return md.table(headings, cells, headings[:2])
 
 

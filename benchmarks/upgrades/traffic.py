@@ -23,6 +23,7 @@ Address = tuple[str, int] | str
 
 # The workers wait for half a second for a last request.
 STALE_S = 0.3
+LAG_EVERY_S = 0.01
 # A request without an answer.
 SILENT_S = 15.0
 PAUSE_MAX_S = 0.02
@@ -63,6 +64,9 @@ class Traffic:
         # How many answers came from each loop and version.
         self.loops: collections.Counter[str] = collections.Counter()
         self.is_stopping = False
+        # The longest time for which other programs or tasks have kept the clients from running.
+        self.lag_s = 0.0
+        self.watching = asyncio.create_task(self._watch_lag())
         self.clients = [
             asyncio.create_task(self._send(kind))
             for kind, count in kinds.items()
@@ -72,6 +76,13 @@ class Traffic:
     async def stop(self) -> None:
         self.is_stopping = True
         await asyncio.gather(*self.clients)
+        await self.watching
+
+    async def _watch_lag(self) -> None:
+        while not self.is_stopping:
+            began = time.monotonic()
+            await asyncio.sleep(LAG_EVERY_S)
+            self.lag_s = max(self.lag_s, time.monotonic() - began - LAG_EVERY_S)
 
     async def _send(self, kind: str) -> None:
         results = self.results[kind]

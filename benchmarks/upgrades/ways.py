@@ -160,7 +160,7 @@ class Aiohttp(Hup):
     kinds: ClassVar = {
         kind: count
         for kind, count in KINDS.items()
-        if kind not in ("websocket", "stream", "long_stream")
+        if kind not in ("websocket", "stream", "long_stream", "download")
     }
 
 

@@ -16,6 +16,9 @@ import pytest
 from programs import needs_elsewhere
 
 UPGRADES = Path(__file__).resolve().parents[2] / "benchmarks" / "upgrades"
+# A client that cannot run is silent for the workers, which wait half a second for a last request.
+LAG_MAX_S = 0.05
+TRIES = 3
 
 
 def upgraded(tmp_path: Path, way: str, step: str, *options: str) -> dict[str, Any]:
@@ -34,6 +37,15 @@ def upgraded(tmp_path: Path, way: str, step: str, *options: str) -> dict[str, An
     return result
 
 
+def check_nothing_is_lost(tmp_path: Path, way: str, step: str, *options: str) -> None:
+    """Upgrade a service; try again if other programs have kept the clients from running."""
+    for _ in range(TRIES):
+        result = upgraded(tmp_path, way, step, *options)
+        if not result["lost"] or result["lag_s"] < LAG_MAX_S:
+            break
+    assert result["lost"] == {}, result["lag_s"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "over"),
@@ -46,21 +58,20 @@ def upgraded(tmp_path: Path, way: str, step: str, *options: str) -> dict[str, An
     ],
 )
 def test_no_request_is_lost_between_two_releases(way: str, over: str, tmp_path: Path) -> None:
-    result = upgraded(tmp_path, way, "between", "--over", over)
-    assert result["lost"] == {}
+    check_nothing_is_lost(tmp_path, way, "between", "--over", over)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["gunicorn-hup", "aiohttp-hup"])
 def test_no_request_is_lost_on_the_way_back_to_uvloop(way: str, tmp_path: Path) -> None:
-    assert upgraded(tmp_path, way, "back")["lost"] == {}
+    check_nothing_is_lost(tmp_path, way, "back")
 
 
 @pytest.mark.slow
 def test_no_request_is_lost_on_the_way_from_uvloop_behind_a_proxy(tmp_path: Path) -> None:
     if shutil.which("nginx") is None:
         pytest.skip("apt-get install nginx-light")
-    assert upgraded(tmp_path, "gunicorn-proxy", "from")["lost"] == {}
+    check_nothing_is_lost(tmp_path, "gunicorn-proxy", "from")
 
 
 @pytest.mark.slow
