@@ -293,8 +293,13 @@ static inline void uring_leave_to_parent(uring *u) {
     uring_store(&u->life, URING_INHERITED);
 }
 
+/* Returns how many submissions are prepared, or published and not yet taken by a kernel thread. */
+static inline unsigned uring_pending(const uring *u) {
+    return u->ring.sq.sqe_tail - uring_load(u->ring.sq.khead);
+}
+
 static inline unsigned uring_room(const uring *u) {
-    return *u->ring.sq.kring_entries - (u->ring.sq.sqe_tail - *u->ring.sq.khead);
+    return *u->ring.sq.kring_entries - uring_pending(u);
 }
 
 /* ── completions ────────────────────────────────────────────────────────────────────────────── */
@@ -319,11 +324,6 @@ static inline void uring_post(uring *u, uint64_t user_data, int res, unsigned fl
 }
 
 /* ── entering the kernel ────────────────────────────────────────────────────────────────────── */
-
-/* Returns how many submissions are prepared, or published and not yet taken by a kernel thread. */
-static inline unsigned uring_pending(const uring *u) {
-    return u->ring.sq.sqe_tail - *u->ring.sq.khead;
-}
 
 /* Returns whether the kernel has deferred completions, which only an enter with GETEVENTS posts.
  * The flag may be set for nothing: another processor queues the work before it sets the flag, and
@@ -354,7 +354,7 @@ static inline unsigned uring_publish(uring *u) {
         sq->sqe_head = sq->sqe_tail;
         io_uring_smp_store_release(sq->ktail, sq->sqe_tail);
     }
-    return sq->sqe_tail - *sq->khead;
+    return uring_pending(u);
 }
 
 /* Returns the flags for an enter of a ring whose kernel thread has *count* submissions to take:
@@ -419,8 +419,7 @@ static inline bool uring_spin(uring *u, int64_t spin_ns) {
 
     do {
         for (int i = 0; i < 16; i++) {
-            if (*u->ring.cq.khead != io_uring_smp_load_acquire(u->ring.cq.ktail) ||
-                uring_has_task_work(u))
+            if (uring_head(u) != uring_tail(u) || uring_has_task_work(u))
                 return true;
             uring_relax();
         }
@@ -493,7 +492,7 @@ static inline int uring_wait_batch(uring *u, unsigned wanted, int64_t least_ns,
 
 /* Submits and sleeps until *more* completions are there than now, or *timeout_ns* has passed. */
 static inline int uring_wait_more(uring *u, unsigned more, int64_t timeout_ns) {
-    unsigned wanted = *u->ring.cq.ktail - *u->ring.cq.khead + more;
+    unsigned wanted = uring_load(u->ring.cq.ktail) - uring_head(u) + more;
     unsigned most = *u->ring.cq.kring_entries;
 
     return uring_wait_for(u, wanted < most ? wanted : most, 0, timeout_ns);
