@@ -96,7 +96,8 @@ cdef bint software_uses(unsigned int feature) noexcept:
 cdef unsigned int enabled(unsigned int feature) noexcept:
     """Return *feature*, or 0 if it is disabled."""
     cdef unsigned int wanted = feature & ~load_uint(&disabled)
-    if wanted & CACHED_PATHS and not load_uint(&paths_tried):
+    # Acquire: who finds that the paths were tried also finds what the trial has noted.
+    if wanted & CACHED_PATHS and not load_uint_acquire(&paths_tried):
         try_paths()
     return wanted
 
