@@ -38,15 +38,12 @@ cdef extern from "_kernel/atomics.h" nogil:
     void store_long_release "uring_store_release" (unsigned long *field, unsigned long value)
     void store_int_release "uring_store_release" (int *field, int value)
     void store_ns_release "uring_store_release" (int64_t *field, int64_t value)
-    unsigned int add_uint_release "uring_add_release" (unsigned int *field, unsigned int more)
 
     void store_uint_release "uring_store_release" (unsigned int *field, unsigned int value)
     void add_bits "uring_set_bits" (unsigned int *field, unsigned int bits)
     void set_bits "uring_set_bits" (int *field, int bits)
     void clear_bits "uring_clear_bits" (int *field, int bits)
     uintptr_t exchange_pointer "uring_exchange" (uintptr_t *field, uintptr_t value)
-    bint replace_pointer "uring_replace" (
-        uintptr_t *field, uintptr_t *expected, uintptr_t value)
     bint replace_long "uring_replace" (
         unsigned long *field, unsigned long *expected, unsigned long value)
     bint replace_ns "uring_replace" (int64_t *field, int64_t *expected, int64_t value)

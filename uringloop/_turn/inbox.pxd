@@ -5,16 +5,27 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 
 from uringloop._cpython.pyapi cimport visitproc
-from uringloop._kernel.atomics cimport load_pointer
 from uringloop._turn.handles cimport Handle
 from uringloop._turn.ready cimport ReadyQueue
 
 
-# Values of `newest` that are not the address of a handle.
-cdef enum:
-    EMPTY = 0       # the loop is awake, or about to find out that it need not sleep
-    ASLEEP = 1      # the next handle wakes the loop
-    CLOSED = 2      # the loop is closed
+cdef extern from "_turn/inbox.h" nogil:
+    enum:
+        INBOX_EMPTY
+        INBOX_ASLEEP
+        INBOX_CLOSED
+
+    ctypedef struct inbox_word:
+        uintptr_t newest
+        int wake_fd
+
+    bint inbox_has_new(const inbox_word *word)
+    bint inbox_put(inbox_word *word, void *handle, void **older)
+    void *inbox_take(inbox_word *word)
+    bint inbox_fall_asleep(inbox_word *word)
+    void inbox_wake_up(inbox_word *word)
+    void *inbox_refuse(inbox_word *word)
+    bint inbox_is_left(const inbox_word *word)
 
 
 cdef enum:
@@ -25,15 +36,12 @@ cdef enum:
 
 @cython.final
 cdef class Inbox:
-    cdef int wake_fd            # ends the loop's sleep; not changed while the loop is open
-    cdef uintptr_t newest       # a value above, or the newest handle; the inbox owns each handle
+    cdef inbox_word word
     cdef PyObject *taken        # taken out, but the ready queue has no memory for it; owned
     cdef Py_ssize_t received    # handles that the loop has taken
-    cdef unsigned int wakes_due     # sleeps that another thread has ended, or is ending
-    cdef unsigned int wakes_done    # of these, the ones whose thread has written to the wake-up
 
     cdef inline bint has_new(self) noexcept:
-        return load_pointer(&self.newest) > CLOSED
+        return inbox_has_new(&self.word)
 
     cdef inline bint is_much_used(self) noexcept:
         """Return whether other threads have called the loop often."""
@@ -46,7 +54,7 @@ cdef class Inbox:
     cdef int close(self) except -1
     cdef int close_alone(self) except -1
     cdef int _push_taken(self, ReadyQueue ready) except -1
-    cdef int _drop_all(self, uintptr_t newest) except -1
+    cdef int _drop_all(self, void *newest) except -1
     cdef int _drop(self, PyObject *first, list dropped) except -1
 
 

@@ -1,6 +1,6 @@
 """Handles from other threads, and the loop's sleep.
 
-The inbox is one word, which says all that other threads need to know of the loop:
+The inbox is one word (inbox.h), which says all that other threads need to know of the loop:
 
     CLOSED <──close()── EMPTY <──fall_asleep(), wake_up()──> ASLEEP
                           │ ^                                  │
@@ -23,15 +23,8 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uintptr_t
 
-from uringloop._kernel.atomics cimport (
-    add_uint_release,
-    exchange_pointer,
-    load_pointer_acquire,
-    load_uint_acquire,
-    replace_pointer,
-)
+from uringloop._kernel.atomics cimport load_pointer_acquire
 from uringloop._kernel.libc cimport sched_yield
-from uringloop._kernel.wakeup cimport uring_wake
 from uringloop._turn.handles cimport Handle, traverse_queued
 
 
@@ -48,29 +41,15 @@ cdef class Inbox:
 
         The inbox takes the caller's reference, unless the loop is closed.
         """
-        cdef uintptr_t newest = load_pointer_acquire(&self.newest)
-        while newest != CLOSED:
-            handle.older = <PyObject*>newest if newest > CLOSED else NULL
-            if replace_pointer(&self.newest, &newest, <uintptr_t><PyObject*>handle):
-                if newest == ASLEEP:
-                    uring_wake(self.wake_fd)
-                    add_uint_release(&self.wakes_done, 1)
-                return True
-        return False
+        return inbox_put(&self.word, <void*><PyObject*>handle, <void**>&handle.older)
 
     # ── for the loop's thread ────────────────────────────────────────────────────────────────
 
     cdef int drain_to(self, ReadyQueue ready) except -1:
         """Move all handles to *ready*, the oldest first. A MemoryError leaves the rest here."""
-        cdef uintptr_t newest
         self._push_taken(ready)
-        newest = load_pointer_acquire(&self.newest)
-        # A sleeping loop must still be woken, and a closed one stays closed.
-        while newest > CLOSED:
-            if replace_pointer(&self.newest, &newest, EMPTY):
-                self.taken = <PyObject*>newest
-                return self._push_taken(ready)
-        return 0
+        self.taken = <PyObject*>inbox_take(&self.word)
+        return self._push_taken(ready)
 
     cdef int _push_taken(self, ReadyQueue ready) except -1:
         cdef Py_ssize_t before = ready.count
@@ -82,33 +61,29 @@ cdef class Inbox:
 
     cdef bint fall_asleep(self) noexcept:
         """Have other threads wake the loop from now on; return False if a handle is there."""
-        cdef uintptr_t newest = EMPTY
-        return self.taken == NULL and replace_pointer(&self.newest, &newest, ASLEEP)
+        return self.taken == NULL and inbox_fall_asleep(&self.word)
 
     cdef void wake_up(self) noexcept:
         """Note that the loop is awake."""
-        cdef uintptr_t newest = ASLEEP
-        if not replace_pointer(&self.newest, &newest, EMPTY):
-            self.wakes_due += 1
+        inbox_wake_up(&self.word)
 
     cdef int close(self) except -1:
         """Refuse handles from now on, await threads that wake, and drop the handles."""
-        cdef uintptr_t newest = exchange_pointer(&self.newest, CLOSED)
-        while load_uint_acquire(&self.wakes_done) != self.wakes_due:
+        cdef void *newest = inbox_refuse(&self.word)
+        while not inbox_is_left(&self.word):
             with nogil:
                 sched_yield()
         return self._drop_all(newest)
 
     cdef int close_alone(self) except -1:
         """Like `close`, where no other thread can be waking the loop, as in a forked child."""
-        return self._drop_all(exchange_pointer(&self.newest, CLOSED))
+        return self._drop_all(inbox_refuse(&self.word))
 
-    cdef int _drop_all(self, uintptr_t newest) except -1:
+    cdef int _drop_all(self, void *newest) except -1:
         cdef list dropped = []
         self._drop(self.taken, dropped)
         self.taken = NULL
-        if newest > CLOSED:
-            self._drop(<PyObject*>newest, dropped)
+        self._drop(<PyObject*>newest, dropped)
         # Freed last: destructors may run code that uses the loop.
         return 0
 
@@ -130,9 +105,9 @@ cdef int traverse_inbox(Inbox inbox, visitproc visit, void *argument) noexcept:
     cdef uintptr_t newest
     if inbox is None:
         return 0
-    newest = load_pointer_acquire(&inbox.newest)
+    newest = load_pointer_acquire(&inbox.word.newest)
     return (traverse_chain(inbox.taken, visit, argument)
-            or (newest > CLOSED and traverse_chain(<PyObject*>newest, visit, argument)))
+            or (newest > INBOX_CLOSED and traverse_chain(<PyObject*>newest, visit, argument)))
 
 
 cdef bint traverse_chain(PyObject *handle, visitproc visit, void *argument) noexcept:

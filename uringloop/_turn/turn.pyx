@@ -169,7 +169,7 @@ cdef class LoopCore:
             self.ring.close()
             raise exc
         self.waker = WakeUp(self.ring, fd)
-        self.inbox.wake_fd = fd
+        self.inbox.word.wake_fd = fd
         try:
             self.sleeper.open(self.ring, fd)
         except OSError:

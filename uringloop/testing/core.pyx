@@ -40,7 +40,7 @@ from uringloop.testing import other_loops
 from uringloop.testing.places cimport ANYWHERE, BEHIND, FIXED, Place, name_of, place_of
 from uringloop.testing.thread_states import Lagging
 from uringloop._turn.handles cimport Handle, TimerHandle, nanoseconds
-from uringloop._turn.inbox cimport ASLEEP, EMPTY
+from uringloop._turn.inbox cimport INBOX_ASLEEP, INBOX_EMPTY
 from uringloop._turn.timers cimport NO_DEADLINE
 from uringloop._turn.tracing import trace
 from uringloop._turn.turn cimport LoopCore
@@ -574,8 +574,9 @@ cdef class TestingCore(LoopCore):
 
     def _is_idle(self):
         """Return whether the loop sleeps, or spins, and nobody has woken it. For any thread."""
-        cdef uintptr_t newest = load_pointer(&self.inbox.newest)
-        return newest == ASLEEP or (newest == EMPTY and load_int(&self.turns_spun) > SPIN_TURNS)
+        cdef uintptr_t newest = load_pointer(&self.inbox.word.newest)
+        return newest == INBOX_ASLEEP or (
+            newest == INBOX_EMPTY and load_int(&self.turns_spun) > SPIN_TURNS)
 
     def _rests(self):
         """Return for how many seconds of its time the loop has nothing to do; 0: not known."""
@@ -600,7 +601,7 @@ cdef class TestingCore(LoopCore):
 
     def _newest_call(self):
         """Return a number that differs after another thread has called the loop."""
-        return load_pointer(&self.inbox.newest)
+        return load_pointer(&self.inbox.word.newest)
 
     def _let_thread_work(self, uintptr_t before):
         """Wait until another thread has called the loop, in real time and not for long.
@@ -620,7 +621,7 @@ cdef class TestingCore(LoopCore):
 
     cdef bint was_called(self, uintptr_t before) noexcept:
         """Return whether `_newest_call()` differs from *before*."""
-        return load_pointer(&self.inbox.newest) != before
+        return load_pointer(&self.inbox.word.newest) != before
 
     def _files_work(self):
         """Return whether a thread works for a file."""
