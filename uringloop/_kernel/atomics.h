@@ -31,6 +31,11 @@ static inline void uring_store_double(double *field, double value) {
 #define uring_load_acquire(p) __atomic_load_n(p, __ATOMIC_ACQUIRE)
 #define uring_store_release(p, value) __atomic_store_n(p, value, __ATOMIC_RELEASE)
 
+/* Whoever reads a value that was stored after the first fence, and then has the second one, also
+ * sees what was written before the first. */
+#define uring_fence_release() __atomic_thread_fence(__ATOMIC_RELEASE)
+#define uring_fence_acquire() __atomic_thread_fence(__ATOMIC_ACQUIRE)
+
 #define uring_add_release(p, more) __atomic_fetch_add(p, more, __ATOMIC_RELEASE)
 #define uring_set_bits(p, bits) __atomic_fetch_or(p, bits, __ATOMIC_RELEASE)
 #define uring_clear_bits(p, bits) __atomic_fetch_and(p, ~(bits), __ATOMIC_RELAXED)

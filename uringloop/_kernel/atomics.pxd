@@ -32,19 +32,15 @@ cdef extern from "_kernel/atomics.h" nogil:
     void adjust_size "uring_adjust" (Py_ssize_t *field, Py_ssize_t more)
 
     int load_int_acquire "uring_load_acquire" (const int *field)
-    int64_t load_ns_acquire "uring_load_acquire" (const int64_t *field)
     uintptr_t load_pointer_acquire "uring_load_acquire" (const uintptr_t *field)
     unsigned int load_uint_acquire "uring_load_acquire" (const unsigned int *field)
     void store_long_release "uring_store_release" (unsigned long *field, unsigned long value)
     void store_int_release "uring_store_release" (int *field, int value)
-    void store_ns_release "uring_store_release" (int64_t *field, int64_t value)
 
     void store_uint_release "uring_store_release" (unsigned int *field, unsigned int value)
     void add_bits "uring_set_bits" (unsigned int *field, unsigned int bits)
-    void set_bits "uring_set_bits" (int *field, int bits)
     void clear_bits "uring_clear_bits" (int *field, int bits)
     uintptr_t exchange_pointer "uring_exchange" (uintptr_t *field, uintptr_t value)
     bint replace_long "uring_replace" (
         unsigned long *field, unsigned long *expected, unsigned long value)
-    bint replace_ns "uring_replace" (int64_t *field, int64_t *expected, int64_t value)
     bint replace_int "uring_replace" (int *field, int *expected, int value)

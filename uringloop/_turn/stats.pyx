@@ -7,7 +7,7 @@ resets anything, and each figure is one that was true a moment ago.
 
 from weakref import ref
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from posix.time cimport clock_gettime, timespec
 
 from uringloop._kernel.atomics cimport (
@@ -15,23 +15,25 @@ from uringloop._kernel.atomics cimport (
     load_int,
     load_int_acquire,
     load_ns,
-    load_ns_acquire,
     load_size,
     load_total,
-    set_bits,
     store_int,
     store_ns,
 )
 from uringloop._ring.ring cimport REPLACED
 from uringloop._turn.introspection cimport sort_inbox
 from uringloop._turn.timing cimport (
-    DURATION_BOUNDS,
-    FOR_BUSY,
-    FOR_HISTOGRAMS,
-    FOR_MONITOR,
-    FOR_STALLS,
-    Durations,
-    note_longest,
+    TURN_BOUNDS,
+    TURN_FOR_BUSY,
+    TURN_FOR_HISTOGRAMS,
+    TURN_FOR_MONITOR,
+    TURN_FOR_STALLS,
+    times_blocked_ns,
+    times_busy_ns,
+    times_last_stall,
+    times_note_longest,
+    times_request,
+    turn_durations,
 )
 from uringloop._turn.turn cimport (
     BATCH_SIZES,
@@ -39,10 +41,6 @@ from uringloop._turn.turn cimport (
     LoopCore,
     running_thread,
 )
-
-
-cdef extern from "_kernel/clock.h":
-    int64_t uring_clock_ns()
 
 
 # A turn that takes this long is a stall unless Loop(stall_ms=) says otherwise: asyncio's
@@ -61,7 +59,7 @@ def register(LoopCore loop not None):
     """Have open_loops() return *loop* until it is closed or freed."""
     LOOPS.add(ref(loop, LOOPS.discard))
     if load_int(&MONITORED):
-        request_timing(loop, FOR_MONITOR)
+        request_timing(loop, TURN_FOR_MONITOR)
 
 
 def fallback_of(LoopCore loop not None):
@@ -106,7 +104,7 @@ def thread_state_of(LoopCore loop not None):
     # Fails if the thread has ended meanwhile.
     clock_gettime(load_int(&loop.cpu_clock), &used)
     cpu = used.tv_sec + used.tv_nsec * 1e-9
-    return thread, cpu, load_int(&loop.sleeping) != 0, blocked_s(loop)
+    return thread, cpu, load_int(&loop.times.sleeping) != 0, blocked_s(loop)
 
 
 def stats_of(LoopCore loop not None):
@@ -120,7 +118,7 @@ def stats_of(LoopCore loop not None):
         - load_size(&loop.timers.due_begin) - load_size(&loop.timers.cancelled))
     sort_inbox(loop)
     # lag_max never decreases, so it includes every lag that was returned.
-    note_longest(&counters.lag_max_ns, lag_ns)
+    times_note_longest(&counters.lag_max_ns, lag_ns)
     return {
         "turns": load_total(&counters.turns),
         "kernel_entries": loop.ring.enters(),
@@ -142,7 +140,7 @@ def stats_of(LoopCore loop not None):
         "timers_pending": max(timers, 0),
         "lag": lag_ns * 1e-9,
         "lag_max": load_ns(&counters.lag_max_ns) * 1e-9,
-        "stalls": load_total(&loop.times.stalls),
+        "stalls": load_total(&loop.times.stall_version) // 2,
         "busy": busy_s(loop),
     }
 
@@ -153,67 +151,41 @@ def stats_of(LoopCore loop not None):
 def watch_stalls(LoopCore loop not None, long milliseconds):
     """Time the turns of *loop* from now on; one of *milliseconds* or more is a stall."""
     store_ns(&loop.times.stall_ns, milliseconds * 1_000_000)
-    request_timing(loop, FOR_STALLS)
+    request_timing(loop, TURN_FOR_STALLS)
 
 
 def time_turns():
     """Time the turns of every loop from now on, also of loops that are created later."""
     store_int(&MONITORED, True)
     for loop in open_loops():
-        request_timing(<LoopCore>loop, FOR_MONITOR)
+        request_timing(<LoopCore>loop, TURN_FOR_MONITOR)
 
 
 def stop_timing_turns():
     """Undo `time_turns`."""
     store_int(&MONITORED, False)
     for loop in open_loops():
-        clear_bits(&(<LoopCore>loop).times.timing_users, FOR_MONITOR)
+        clear_bits(&(<LoopCore>loop).times.timing_users, TURN_FOR_MONITOR)
 
 
 def keep_histograms(LoopCore loop not None):
     """Time the turns and the callbacks of *loop* from now on."""
-    request_timing(loop, FOR_HISTOGRAMS)
+    request_timing(loop, TURN_FOR_HISTOGRAMS)
 
 
 cdef int request_timing(LoopCore loop, int timing_users) except -1:
-    if load_ns(&loop.times.stall_ns) == 0:
-        store_ns(&loop.times.stall_ns, STALL_MS * 1_000_000)
-    if load_int(&loop.times.timing_users) == 0:
-        # The loop may be in mid-turn, and when that turn began is not known.
-        store_ns(&loop.times.began_ns, uring_clock_ns())
-    if timing_users & FOR_BUSY and load_ns(&loop.times.busy_since_ns) == 0:
-        store_ns(&loop.times.busy_since_ns, uring_clock_ns())
-    set_bits(&loop.times.timing_users, timing_users)
+    times_request(&loop.times, timing_users, STALL_MS * 1_000_000)
     return 0
 
 
 cdef double blocked_s(LoopCore loop) noexcept:
     """Return the seconds that the present turn of *loop* has lasted; 0.0 if it is not timed."""
-    cdef int64_t began = load_ns(&loop.times.began_ns)
-    cdef int64_t now = uring_clock_ns()
-    if (not running_thread(loop) or load_int_acquire(&loop.sleeping)
-            or load_int(&loop.times.timing_users) == 0):
-        return 0.0
-    # The turn ended while this function was reading it: report nothing.
-    if load_ns(&loop.times.began_ns) != began:
-        return 0.0
-    return max(now - began, 0) * 1e-9
+    return 0.0 if loop.ring.is_inherited() else times_blocked_ns(&loop.times) * 1e-9
 
 
 cdef double busy_s(LoopCore loop) noexcept:
     """Return the seconds that *loop* has worked, since the first call."""
-    cdef int64_t idle, until
-    if not load_int(&loop.times.timing_users) & FOR_BUSY:
-        request_timing(loop, FOR_BUSY)
-    idle = load_ns(&loop.times.idle_ns)
-    # Before the state is read: the loop may fall asleep.
-    until = uring_clock_ns()
-    if load_int_acquire(&loop.sleeping) or not running_thread(loop):
-        until = load_ns_acquire(&loop.times.began_ns)
-    # If a sleep has ended meanwhile, `until` may include it: the next call finds the time.
-    if load_ns(&loop.times.idle_ns) == idle:
-        note_longest(&loop.times.busy_ns, until - load_ns(&loop.times.busy_since_ns) - idle)
-    return load_ns(&loop.times.busy_ns) * 1e-9
+    return times_busy_ns(&loop.times, STALL_MS * 1_000_000) * 1e-9
 
 
 def turn_of(LoopCore loop not None):
@@ -223,17 +195,18 @@ def turn_of(LoopCore loop not None):
     stale and the second 0. The stalls: how many have ended, when the last one began, and how long
     it took. Times are in seconds.
     """
+    cdef int64_t stall_began_ns, stall_took_ns
     cdef double lasts = blocked_s(loop)
+    cdef double began = load_ns(&loop.times.began_ns) * 1e-9
+    cdef uint64_t stalls = times_last_stall(&loop.times, &stall_began_ns, &stall_took_ns)
     return (
-        running_thread(loop), load_ns(&loop.times.began_ns) * 1e-9, lasts,
-        load_total(&loop.times.stalls), load_ns(&loop.times.stall_began_ns) * 1e-9,
-        load_ns(&loop.times.stall_took_ns) * 1e-9)
+        running_thread(loop), began, lasts, stalls, stall_began_ns * 1e-9, stall_took_ns * 1e-9)
 
 
-cdef tuple counts_and_sum(const Durations *durations):
+cdef tuple counts_and_sum(const turn_durations *durations):
     cdef int index
     return (
-        [load_total(&durations.counts[index]) for index in range(DURATION_BOUNDS + 1)],
+        [load_total(&durations.counts[index]) for index in range(TURN_BOUNDS + 1)],
         load_ns(&durations.sum_ns) * 1e-9)
 
 

@@ -18,7 +18,12 @@ from uringloop._turn.ready cimport ReadyQueue
 from uringloop._turn.sleeper cimport Sleeper
 from uringloop._turn.spare_handles cimport SpareHandles, owned_handle, owned_timer
 from uringloop._turn.timers cimport TimerHeap
-from uringloop._turn.timing cimport FOR_HISTOGRAMS, Times
+from uringloop._turn.timing cimport (
+    TURN_CLAIMED,
+    TURN_FOR_HISTOGRAMS,
+    times_thread,
+    turn_times,
+)
 
 
 cdef enum:
@@ -33,12 +38,6 @@ cdef enum:
     # pipe of default size holds a quarter of that. The kernel allocates only the pages that a call
     # has reached.
     SCRATCH_SIZE = 256 * 1024
-
-
-cdef enum:
-    # A value of thread_id: no thread runs the loop, but one is using its queues. No thread's
-    # identifier, an address, is that small.
-    CLAIMED = 1
 
 
 cdef enum:
@@ -101,14 +100,12 @@ cdef class LoopCore:
     cdef WakeUp waker           # an eventfd that call_soon_threadsafe writes to
     cdef WakeUp signal_waker    # the signal module's; None while no run handles signals
     # Flags that other threads read, or set.
-    cdef int sleeping           # in a wait, for statistics
     cdef int stopping           # stop() was called, by any thread
     cdef int closed
     cdef int debug
     cdef bint sending           # sends may be submitted in mid-turn: until the end of a run begins
     cdef bint nestable          # the loop may be run within its own callbacks
     cdef bint clock_replaced    # a subclass overrides, or a program replaces, time() or call_at()
-    cdef unsigned long thread_id  # of the thread that runs the loop; 0 if none does; or CLAIMED
     cdef int cpu_clock          # of the thread that runs the loop, or ran it last
     cdef object resolved_future   # whose result is None, for ReadWaiter; None before and at the end
     # Arguments of every Future and of most Tasks; None before the first and when closed.
@@ -116,7 +113,7 @@ cdef class LoopCore:
     cdef Handle current_handle    # the handle that runs, if handles are timed; else None
     cdef FdTable fd_table         # the transports, by descriptor
     cdef Counters counters
-    cdef Times times            # of turns and callbacks, measured on request
+    cdef turn_times times       # who runs the loop, and its times, measured on request
     cdef double slow_seconds    # slow_callback_duration
     # Whether the Python attribute _task_factory is not None. Without this field create_task() would
     # look the attribute up for each task.
@@ -197,7 +194,7 @@ cdef class LoopCore:
     cdef int run_owned(self, PyObject *handle, SpareHandles spare) except -1
     cdef inline bint times_handles(self) noexcept:
         """Return whether the time of each callback is taken."""
-        return self.in_debug_mode() or load_int(&self.times.timing_users) & FOR_HISTOGRAMS
+        return self.in_debug_mode() or load_int(&self.times.timing_users) & TURN_FOR_HISTOGRAMS
     cdef int run_handle(self, Handle handle) except -1
     cdef int run_timed(self, Handle handle) except -1
     cdef int report_slow(self, int64_t began, object subject) except -1
@@ -236,8 +233,8 @@ cdef class LoopCore:
 cdef inline bint try_to_claim(LoopCore loop) noexcept:
     """Claim a loop that does not run, to use its queues; return False if a thread runs it."""
     cdef unsigned long before = 0
-    while not replace_long(&loop.thread_id, &before, CLAIMED):
-        if before != CLAIMED:
+    while not replace_long(&loop.times.thread_id, &before, TURN_CLAIMED):
+        if before != TURN_CLAIMED:
             return False
         before = 0
         # The other thread may be waiting for this one.
@@ -248,18 +245,17 @@ cdef inline bint try_to_claim(LoopCore loop) noexcept:
 
 cdef inline void unclaim(LoopCore loop) noexcept:
     """Give back a loop that this thread has claimed; another one may run it now."""
-    store_long_release(&loop.thread_id, 0)
+    store_long_release(&loop.times.thread_id, 0)
 
 
 cdef inline unsigned long running_thread(LoopCore loop) noexcept:
     """Return the thread that runs *loop*; 0 if none does, or in a forked child, which lacks it."""
-    cdef unsigned long thread = load_long(&loop.thread_id)
-    return 0 if thread == CLAIMED or loop.ring.is_inherited() else thread
+    return 0 if loop.ring.is_inherited() else times_thread(&loop.times)
 
 
 cdef inline bint runs_here(LoopCore loop) noexcept:
     """Return whether the calling thread runs *loop*."""
-    return load_long(&loop.thread_id) == this_thread()
+    return load_long(&loop.times.thread_id) == this_thread()
 
 
 cdef inline bint is_elsewhere(LoopCore loop) noexcept:

@@ -50,17 +50,15 @@ from uringloop._kernel.atomics cimport (
     load_double,
     load_int,
     replace_int,
-    replace_long,
     store_double,
     store_int,
-    store_int_release,
     store_long,
     store_long_release,
     store_ns,
 )
 from uringloop._kernel.clock cimport uring_clock_ns
 from uringloop._kernel.errors cimport os_error
-from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self, sched_yield
+from uringloop._kernel.libc cimport close, pthread_getcpuclockid, pthread_self
 from uringloop._kernel.wakeup cimport uring_new_wake_fd
 from uringloop._ring.buffers cimport BufferPool, new_datagram_pool, new_stream_pool
 from uringloop._ring.ring cimport (
@@ -89,13 +87,14 @@ from uringloop._turn.sleeper cimport Sleeper
 from uringloop._turn.spare_handles cimport SpareHandles, drop_chain
 from uringloop._turn.timers cimport NO_DEADLINE, TimerHeap, traverse_timers
 from uringloop._turn.timing cimport (
-    FOR_HISTOGRAMS,
+    TURN_FOR_HISTOGRAMS,
     add_duration,
     begin_sleep,
-    begin_turn,
+    end_sleep,
     end_turn,
     log2_at_most,
-    note_longest,
+    times_begin_run,
+    times_note_longest,
 )
 
 
@@ -411,7 +410,7 @@ cdef class LoopCore:
             now = self.now_ns()
             if deadline <= now:
                 store_ns(&self.counters.lag_ns, now - deadline)
-                note_longest(&self.counters.lag_max_ns, now - deadline)
+                times_note_longest(&self.counters.lag_max_ns, now - deadline)
                 add_duration(&self.times.lags, now - deadline)
             self.timers.expire(now)
         return 0
@@ -465,7 +464,7 @@ cdef class LoopCore:
             handle.run(self)
         finally:
             self.current_handle = None
-        if load_int(&self.times.timing_users) & FOR_HISTOGRAMS:
+        if load_int(&self.times.timing_users) & TURN_FOR_HISTOGRAMS:
             add_duration(&self.times.callbacks, uring_clock_ns() - began)
         return self.report_slow(began, handle) if self.in_debug_mode() else 0
 
@@ -525,14 +524,11 @@ cdef class LoopCore:
         """Submit, and sleep until something happens, for *timeout_ns* at most."""
         assert self.waker.poll_op.in_flight, "no other thread could end the sleep"
         cdef int64_t cpu_before_ns = begin_sleep(&self.times)
-        store_int(&self.sleeping, True)
         try:
             self.sleeper.wait(timeout_ns)
         finally:
             self.inbox.wake_up()
-            # In this order: blocked_s() reads `sleeping` first.
-            begin_turn(&self.times, cpu_before_ns)
-            store_int_release(&self.sleeping, False)
+            end_sleep(&self.times, cpu_before_ns)
         return 0
 
     cdef bint fetch_held_back(self) except -1:
@@ -603,23 +599,19 @@ cdef class LoopCore:
 
     def _run(self):
         """Run turns until stop() is called; the caller does asyncio's bookkeeping."""
-        cdef unsigned long before = 0
         cdef int cpu_clock
         self.check_closed()
         self.ring.check_usable()
-        while not replace_long(&self.thread_id, &before, this_thread()):
-            if before != CLAIMED:
-                raise RuntimeError("This event loop is already running")
-            before = 0
-            with nogil:
-                sched_yield()
+        if not try_to_claim(self):
+            raise RuntimeError("This event loop is already running")
         if load_int(&self.closed):
             # Another thread has claimed and closed the loop meanwhile.
-            store_long_release(&self.thread_id, 0)
+            unclaim(self)
             self.check_closed()
+        # Before other threads see this one as the loop's: they read the clock and the times then.
         if pthread_getcpuclockid(pthread_self(), &cpu_clock) == 0:
             store_int(&self.cpu_clock, cpu_clock)
-        begin_turn(&self.times)
+        times_begin_run(&self.times, this_thread())
         try:
             self.ring.take_over()
             store_long(&self.ring.runner, this_thread())
@@ -639,7 +631,7 @@ cdef class LoopCore:
             finally:
                 store_long(&self.ring.runner, 0)
                 store_int(&self.stopping, False)
-                store_long_release(&self.thread_id, 0)
+                store_long_release(&self.times.thread_id, 0)
 
     def _begin_close(self):
         """Refuse work from now on; return True to the one caller that has to close the loop."""
