@@ -301,6 +301,19 @@ def ubsan(session: nox.Session) -> None:
     run_sanitized(session, "undefined", "libubsan.so")
 
 
+# Cargo.lock has the versions and the checksums of what the checker is built from. The C compiler
+# must be GCC, whose thread sanitizer the models are compiled with.
+@nox.session(venv_backend="none")
+def models(session: nox.Session) -> None:
+    """Explore the models of what threads share, and find planted reorderings: -- inbox park"""
+    target = BUILD / "models" / "checker"
+    options = ["--release", "--locked", "--quiet", "--target-dir", str(target)]
+    manifest = ["--manifest-path", "tests/models/checker/Cargo.toml"]
+    session.run("cargo", "build", *options, *manifest, external=True)
+    checker = str(target / "release" / "libchecker.a")
+    session.run(sys.executable, "tests/models/run.py", checker, *session.posargs, external=True)
+
+
 # How to compile programs that random bytes choose, which run on the C code of the software ring.
 PROGRAMS = (
     *("-g", "-O1", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-Iuringloop", "tests/fuzz/softring.c"),

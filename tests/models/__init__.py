@@ -1,0 +1,1 @@
+"""Models of what threads share, for a checker of memory orders."""
