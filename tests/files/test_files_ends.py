@@ -35,7 +35,7 @@ async def operations(file: Any, count: int) -> None:
 
 
 async def begun(file: Any) -> None:
-    """Let the tasks that were just made begin their operations; threads may perform them at once."""
+    """Let tasks that were just made begin their operations; threads may perform them at once."""
     await asyncio.sleep(0)
     if isinstance(asyncio.get_running_loop(), uringloop.Loop):
         assert file._operations_in_flight

@@ -71,7 +71,7 @@ def has(int fd, int64_t offset, int64_t size):
 async def read_ahead(LoopCore loop not None, int fd, int64_t offset, Py_ssize_t size):
     """Read *size* bytes at *offset* into the page cache, ignoring errors."""
     cdef ReadAhead reading
-    if loop.ring.refuses(IORING_OP_READ):
+    if not loop.ring.does(IORING_OP_READ):
         await loop.run_in_executor(None, read_now, fd, offset, size)
         return
     reading = ReadAhead.__new__(ReadAhead)

@@ -173,7 +173,7 @@ cdef class Ring:
 
     cdef unsigned int forks(self) noexcept
     cdef bint uses(self, unsigned int feature) noexcept
-    cdef bint refuses(self, unsigned int opcode) noexcept
+    cdef bint does(self, unsigned int opcode) noexcept
     cdef int check_usable(self) except -1
     cdef io_uring_sqe *submission(self) except NULL
     cdef int start(self, io_uring_sqe *sqe, Operation *op) except -1

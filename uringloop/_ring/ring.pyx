@@ -221,9 +221,9 @@ cdef class Ring:
         """Return whether this ring has *feature* and it is enabled."""
         return kernel_uses(feature) if self.u.soft == NULL else software_uses(feature)
 
-    cdef bint refuses(self, unsigned int opcode) noexcept:
-        """Return whether this ring may not do this operation on files: a thread does it then."""
-        return not self.u.files or (self.u.soft == NULL and kernel_refuses(opcode))
+    cdef bint does(self, unsigned int opcode) noexcept:
+        """Return whether this ring may do an operation on files; if not, a thread does it."""
+        return self.u.files and (self.u.soft != NULL or not kernel_refuses(opcode))
 
     def __dealloc__(self):
         self._abandon()

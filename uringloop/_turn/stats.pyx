@@ -24,7 +24,6 @@ from uringloop._ring.ring cimport REPLACED
 from uringloop._turn.introspection cimport sort_inbox
 from uringloop._turn.timing cimport (
     TURN_BOUNDS,
-    TURN_FOR_BUSY,
     TURN_FOR_HISTOGRAMS,
     TURN_FOR_MONITOR,
     TURN_FOR_STALLS,

@@ -273,9 +273,9 @@ cdef LoopCore ring_loop():
 
 
 cdef LoopCore loop_for(unsigned int opcode):
-    """Return `ring_loop()` if its ring may do this operation, else None: a thread does it then."""
+    """Return the running loop if its ring may do this operation, else None."""
     cdef LoopCore loop = ring_loop()
-    return None if loop is None or loop.ring.refuses(opcode) else loop
+    return loop if loop is not None and loop.ring.does(opcode) else None
 
 
 cdef int file_operation_on_completion(Operation *op, int res, unsigned int flags) except -1:
