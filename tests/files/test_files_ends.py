@@ -418,7 +418,7 @@ def test_a_file_can_be_closed_while_a_thread_works_for_a_closed_loop(
     file = loop.run_until_complete(opened(sparse, "r+b"))
 
     async def begin() -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(file.pread_into(bytearray(LARGE), 0))
+        task: asyncio.Task[Any] = asyncio.ensure_future(file.pread_into(bytearray(LARGE), 0))
         await asyncio.sleep(0)
         return task
 
