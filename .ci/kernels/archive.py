@@ -18,7 +18,7 @@ from kernels.base import BUILD, Architecture, KernelsError
 # Modules for the disk, in the order of their dependencies; a kernel has some of them built in.
 MODULES = (
     *("virtio", "virtio_ring", "virtio_pci_legacy_dev", "virtio_pci_modern_dev", "virtio_pci"),
-    *("virtio_blk", "crc16", "mbcache", "jbd2", "ext4"),
+    *("virtio_blk", "crc16", "crc32c_generic", "mbcache", "jbd2", "ext4"),
 )
 
 
