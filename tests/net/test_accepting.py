@@ -42,6 +42,8 @@ import uringloop
 from uringloop import testing
 
 LOCALHOST = "127.0.0.1"
+# <linux/in.h>
+IP_TRANSPARENT = 19
 
 
 # asyncio does not close the accepted socket; the garbage collector does, with a ResourceWarning.
@@ -435,6 +437,24 @@ async def test_accepted_transports_know_both_addresses_on_ipv6(each_loop: Loop) 
         assert transport.get_extra_info("peername") == client.getsockname()
         assert transport.get_extra_info("sockname") == client.getpeername()
     await guests.end()
+    await close_server(server)
+
+
+class WithoutTransparency(socket.socket):
+    """A socket of a kernel that does not know IP_TRANSPARENT, such as qemu's for user programs."""
+
+    def getsockopt(self, level: int, option: int, *size: int) -> Any:
+        if (level, option) == (socket.SOL_IP, IP_TRANSPARENT):
+            raise OSError(errno.ENOPROTOOPT, "Protocol not available")
+        return super().getsockopt(level, option, *size)
+
+
+@on_loop
+async def test_a_kernel_without_transparent_sockets_has_servers(each_loop: Loop) -> None:
+    sock = WithoutTransparency()
+    sock.bind((LOCALHOST, 0))
+    server = await each_loop.create_server(Echo, sock=sock)
+    assert await answers(each_loop, sock.getsockname())
     await close_server(server)
 
 

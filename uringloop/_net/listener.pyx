@@ -447,9 +447,15 @@ cdef bint is_bound_to_one_address(object sock) except -1:
     if sock.getsockname()[0] in ANY_ADDRESS:
         return False
     # A transparent proxy accepts connections to other machines' addresses.
-    if sock.family == socket.AF_INET:
-        return not sock.getsockopt(socket.SOL_IP, IP_TRANSPARENT)
-    return not sock.getsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT)
+    try:
+        if sock.family == socket.AF_INET:
+            return not sock.getsockopt(socket.SOL_IP, IP_TRANSPARENT)
+        return not sock.getsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT)
+    except OSError as exc:
+        # A kernel that is emulated, as by qemu-user, may not have the option: no socket has it set.
+        if exc.errno != error_numbers.ENOPROTOOPT:
+            raise
+        return True
 
 
 cdef int listener_on_poll(Operation *op, int res, unsigned int flags) except -1:
