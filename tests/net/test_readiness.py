@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import socket
@@ -440,7 +441,7 @@ async def test_detach_without_a_free_descriptor_changes_nothing(loop: uringloop.
     transport, peer = await connected(loop, protocol, tcp_pair)
     with peer:
         await warm(peer, protocol, 9)
-        with room_for(0), pytest.raises(OSError, match="Too many open files"):
+        with room_for(0), pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
             transport.detach()  # type: ignore[attr-defined]
         assert transport.is_reading()
         peer.send(b"more")
