@@ -32,7 +32,7 @@ from kernels.base import (
     KernelsError,
 )
 from kernels.image import debian_release, pack, stage_of
-from kernels.machine import boot
+from kernels.machine import boot, qemu
 from kernels.report import report_of
 from kernels.results import Outcome, outcome_of
 from kernels.wheel import wheel_of
@@ -135,6 +135,8 @@ def main() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     stage = stage_of(wheel, architecture, options.python)
     words = arguments_of_guest(options)
+    # The first call may download the emulator: only one thread may do so.
+    qemu(architecture)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as threads:
         outcomes = list(
             threads.map(
