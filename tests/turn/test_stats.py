@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 import threading
 import time
@@ -134,6 +135,26 @@ def test_busy_grows_neither_asleep_nor_between_runs(loop: uringloop.Loop) -> Non
     assert loop.stats()["busy"] == first < 0.04
     loop.run_until_complete(asyncio.sleep(0))
     assert loop.stats()["busy"] < first + 0.04
+
+
+def test_busy_does_not_grow_in_a_forked_child(loop: uringloop.Loop) -> None:
+    # Nobody runs the loop there.
+    loop.stats()
+
+    async def main() -> bytes:
+        read_end, write_end = os.pipe()
+        if os.fork() == 0:
+            first = loop.stats()["busy"]
+            busy(0.02)
+            os.write(write_end, b"same" if loop.stats()["busy"] == first else b"more")
+            os._exit(0)
+        os.close(write_end)
+        answer = os.read(read_end, 4)
+        os.close(read_end)
+        return answer
+
+    assert loop.run_until_complete(main()) == b"same"
+    os.wait()
 
 
 def test_busy_includes_a_turn_that_ends_by_an_exception(loop: uringloop.Loop) -> None:

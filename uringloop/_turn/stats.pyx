@@ -184,6 +184,9 @@ cdef double blocked_s(LoopCore loop) noexcept:
 
 cdef double busy_s(LoopCore loop) noexcept:
     """Return the seconds that *loop* has worked, since the first call."""
+    if loop.ring.is_inherited():
+        # In a forked child nobody runs it.
+        return load_ns(&loop.times.busy_ns) * 1e-9
     return times_busy_ns(&loop.times, STALL_MS * 1_000_000) * 1e-9
 
 

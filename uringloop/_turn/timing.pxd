@@ -27,6 +27,7 @@ cdef extern from "_turn/times.h" nogil:
         int64_t began_ns
         int64_t stall_ns
         uint64_t stall_version
+        int64_t busy_ns
         int64_t idle_ns
         int64_t slept_ns
         uint32_t chance

@@ -53,7 +53,6 @@ from uringloop._kernel.atomics cimport (
     store_double,
     store_int,
     store_long,
-    store_long_release,
     store_ns,
 )
 from uringloop._kernel.clock cimport uring_clock_ns
@@ -631,7 +630,7 @@ cdef class LoopCore:
             finally:
                 store_long(&self.ring.runner, 0)
                 store_int(&self.stopping, False)
-                store_long_release(&self.times.thread_id, 0)
+                unclaim(self)
 
     def _begin_close(self):
         """Refuse work from now on; return True to the one caller that has to close the loop."""
