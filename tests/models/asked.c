@@ -2,19 +2,10 @@
  * that for idle time. */
 #include "clock.h"
 
-#include "_turn/times.h"
-
-static turn_times times;
-
 static void *request(void *with) {
     (void)with;
     times_request(&times, TURN_FOR_BUSY, TURN);
     return NULL;
-}
-
-MODEL_RESET {
-    memset(&times, 0, sizeof(times));
-    model_now = 0;
 }
 
 void model_begin(void) {

@@ -1,5 +1,5 @@
-/* The clock of a model, in place of _kernel/clock.h: the loop's thread moves it, and what others
- * read is never older than the times that they have seen. */
+/* The clock of a model, in place of _kernel/clock.h, and the times that it marks: the loop's thread
+ * moves the clock, and what others read is never older than the times that they have seen. */
 #ifndef MODEL_CLOCK_H
 #define MODEL_CLOCK_H
 
@@ -24,5 +24,14 @@ static inline void model_set_clock(int64_t now) {
 
 /* The turns of the models, in nanoseconds. */
 enum { WORKED = 100, SLEPT_UNTIL = 1000, TURN = 10 };
+
+#include "_turn/times.h"
+
+static turn_times times;
+
+MODEL_RESET {
+    memset(&times, 0, sizeof(times));
+    model_now = 0;
+}
 
 #endif

@@ -2,19 +2,10 @@
  * has noted for one that has lasted since the machine was started. */
 #include "clock.h"
 
-#include "_turn/times.h"
-
-static turn_times times;
-
 static void *request(void *with) {
     (void)with;
     must(times_busy_ns(&times, TURN) <= TURN, "the loop has worked for longer than it was watched");
     return NULL;
-}
-
-MODEL_RESET {
-    memset(&times, 0, sizeof(times));
-    model_now = 0;
 }
 
 void model_begin(void) {

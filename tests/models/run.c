@@ -2,20 +2,11 @@
  * the runs is neither work, nor a turn that blocks. */
 #include "clock.h"
 
-#include "_turn/times.h"
-
-static turn_times times;
-
 static void *read_times(void *with) {
     (void)with;
     must(times_blocked_ns(&times) <= TURN, "the time between runs looks like a turn that blocks");
     must(times_busy_ns(&times, 1) <= WORKED + TURN, "the time between runs was counted as work");
     return NULL;
-}
-
-MODEL_RESET {
-    memset(&times, 0, sizeof(times));
-    model_now = 0;
 }
 
 void model_begin(void) {

@@ -1,10 +1,6 @@
 /* Stalls end while another thread reads the last one: it reads all of one stall. */
 #include "clock.h"
 
-#include "_turn/times.h"
-
-static turn_times times;
-
 static void *read_stall(void *with) {
     int64_t began, took;
     uint64_t stalls = times_last_stall(&times, &began, &took);
@@ -14,8 +10,6 @@ static void *read_stall(void *with) {
     must(took == (int64_t)stalls * TURN, "the duration is of another stall");
     return NULL;
 }
-
-MODEL_RESET { memset(&times, 0, sizeof(times)); }
 
 void model_begin(void) {
     checker_start(read_stall, NULL);

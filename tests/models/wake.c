@@ -2,20 +2,11 @@
  * nor a turn that blocks. The sleep began long ago, so all threads know of it. */
 #include "clock.h"
 
-#include "_turn/times.h"
-
-static turn_times times;
-
 static void *read_times(void *with) {
     (void)with;
     must(times_blocked_ns(&times) <= TURN, "a sleep looks like a turn that blocks");
     must(times_busy_ns(&times, 1) <= WORKED + TURN, "a sleep was counted as work");
     return NULL;
-}
-
-MODEL_RESET {
-    memset(&times, 0, sizeof(times));
-    model_now = 0;
 }
 
 void model_begin(void) {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -136,15 +138,22 @@ def test_fleet_adds_new_processes_and_drops_ended_ones(place: Path) -> None:
         first.end()
 
 
+@contextlib.contextmanager
+def listening(path: str) -> Iterator[socket.socket]:
+    """Listen where a monitor would: the test answers in its place."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(path)
+        sock.listen()
+        yield sock
+
+
 def test_silent_process_does_not_delay_the_others(place: Path) -> None:
     path = str(place / "silent.sock")
     with (
         program(place, IDLE) as watched,
-        socket.socket(socket.AF_UNIX) as silent,
+        listening(path) as silent,
         Fleet(lambda: [path, str(watched.socket)]) as fleet,
     ):
-        silent.bind(path)
-        silent.listen()
         members = {member.connection.pid: member for member in fleet.poll(0.05)}
         assert members[watched.pid].silent_s == 0
         assert members[os.getpid()].silent_s >= 0.05
@@ -164,11 +173,9 @@ def test_a_process_of_another_version_is_named_beside_the_others(place: Path) ->
     path = str(place / "later.sock")
     with (
         program(place, IDLE) as watched,
-        socket.socket(socket.AF_UNIX) as later,
+        listening(path) as later,
         Fleet(lambda: [path, str(watched.socket)]) as fleet,
     ):
-        later.bind(path)
-        later.listen()
         fleet.poll(0.05)
         peer, _ = later.accept()
         with peer:
