@@ -19,6 +19,8 @@ RELEASES = {
     "sid": "io_uring",
     "experimental": "io_uring",
 }
+# The oldest release that has this Python. None has 3.12.
+PYTHON_RELEASES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid", "3.15": "sid"}
 
 
 @dataclass(frozen=True)

@@ -18,15 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernels.archive import unpacked
-from kernels.base import BUILD, ROOT, Architecture, KernelsError
+from kernels.base import BUILD, PYTHON_RELEASES, ROOT, Architecture, KernelsError
 from kernels.guest import CORE
 from kernels.wheel import Wheel, install, same_python
 
 GUEST = Path(__file__).with_name("guest.py")
 UNIX_ENDS = ROOT / "build" / "unix-ends"
 
-# The oldest release of Debian that has this Python. Others must be named.
-PYTHON_RELEASES = {"3.11": "bookworm", "3.13": "trixie", "3.14": "sid", "3.15": "sid"}
 # What the tests start, besides Python, is in these, and the names of services. A folder that a user
 # names gets those of this release.
 PACKAGES = ("coreutils", "dash", "netbase", "procps")
