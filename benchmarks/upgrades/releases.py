@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,8 +60,3 @@ class Releases:
         variables = {**os.environ, "PYTHONPATH": f"{self.folder / 'current'}:{PROGRAMS.parents[1]}"}
         variables.pop("PYTHONSAFEPATH", None)
         return {**variables, "URINGLOOP_WARN_FALLBACK": "0"}
-
-
-def program(name: str) -> str:
-    """Return the path of a program in the environment of this Python."""
-    return str(Path(sys.executable).parent / name)

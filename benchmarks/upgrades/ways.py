@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, ClassVar, Protocol
 
-from servers import unused_port
+from servers import program, unused_port
 
-from upgrades.releases import PROGRAMS, Releases, Side, program
+from upgrades.releases import PROGRAMS, Releases, Side
 from upgrades.traffic import KINDS, Address
 
 WORKERS = 2
