@@ -23,7 +23,7 @@ from uringloop.files.operation cimport (
     NEEDS_THREAD,
     FileOperation,
     begin_linked,
-    loop_for,
+    can_link,
     new_operation,
     ring_loop,
 )
@@ -370,9 +370,7 @@ cdef class OpenFile(FileRequests):
         cdef int64_t position = -1
         self.check_open()
         self._written = 0
-        if loop_for(IORING_OP_WRITE) is None or loop_for(IORING_OP_FSYNC) is None:
-            return False
-        if not self._regular or self.in_memory:
+        if not can_link(IORING_OP_WRITE, IORING_OP_FSYNC) or not self._regular or self.in_memory:
             return False
         if self.writes_at_offset and not self._appending:
             position = self.position()

@@ -69,3 +69,4 @@ cdef FileOperation new_operation(Descriptor file, object held)
 cdef int begin_linked(FileOperation first, FileOperation second) except -1
 cdef LoopCore ring_loop()
 cdef LoopCore loop_for(unsigned int opcode)
+cdef bint can_link(unsigned int first, unsigned int second) except -1

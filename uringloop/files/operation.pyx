@@ -278,5 +278,10 @@ cdef LoopCore loop_for(unsigned int opcode):
     return loop if loop is not None and loop.ring.does(opcode) else None
 
 
+cdef bint can_link(unsigned int first, unsigned int second) except -1:
+    """Return whether the running loop's ring may do both operations, as `begin_linked` needs."""
+    return loop_for(first) is not None and loop_for(second) is not None
+
+
 cdef int file_operation_on_completion(Operation *op, int res, unsigned int flags) except -1:
     return (<FileOperation>op.owner).on_end(res)

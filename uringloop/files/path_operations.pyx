@@ -23,7 +23,7 @@ from uringloop.files.operation cimport (
     SLICE_BYTES,
     FileOperation,
     begin_linked,
-    loop_for,
+    can_link,
     new_operation,
     ring_loop,
 )
@@ -268,8 +268,7 @@ async def link_and_rename(src, temporary, dst):
         &linking.request, AT_FDCWD, source, AT_FDCWD, between, AT_SYMLINK_FOLLOW)
     renaming = new_call((between, target))
     io_uring_prep_renameat(&renaming.request, AT_FDCWD, between, AT_FDCWD, target, 0)
-    if (linking.traits & NEEDS_THREAD or loop_for(IORING_OP_LINKAT) is None
-            or loop_for(IORING_OP_RENAMEAT) is None):
+    if linking.traits & NEEDS_THREAD or not can_link(IORING_OP_LINKAT, IORING_OP_RENAMEAT):
         await wait_uncancelled(
             get_running_loop().run_in_executor(None, perform_both, linking, renaming))
     else:
