@@ -102,12 +102,19 @@ def run(
     command = [sys.executable, *arguments]
     if under is not None:
         command = [sys.executable, "-IS", __file__, under, *command]
+    return run_child(command, PATIENCE, variables)
+
+
+def run_child(
+    command: list[str], patience: float, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Run *command*, with *variables* as the only ones of uringloop, for *patience* at most."""
     return subprocess.run(
         command,
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=patience,
         check=False,
     )
 

@@ -78,14 +78,8 @@ def run(kind: str, *arguments: str, **variables: str) -> subprocess.CompletedPro
     # Imported here, because the filtered script finds no other module.
     from support import seccomp
 
-    return subprocess.run(
-        [sys.executable, "-IS", __file__, kind, sys.executable, *arguments],
-        env=seccomp.environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=3 * seccomp.PATIENCE,
-        check=False,
-    )
+    command = [sys.executable, "-IS", __file__, kind, sys.executable, *arguments]
+    return seccomp.run_child(command, 3 * seccomp.PATIENCE, variables)
 
 
 # Runs a program under each filter. No loop may be made before the forks.
@@ -119,14 +113,8 @@ def run_each(program: str, *kinds: str) -> dict[str, list[str]]:
     """Return the lines that *program* prints under each filter, the last one for an exception."""
     from support import seccomp
 
-    ended = subprocess.run(
-        [sys.executable, "-c", EACH, textwrap.dedent(program), *kinds],
-        env=seccomp.environment(),
-        capture_output=True,
-        text=True,
-        timeout=seccomp.PATIENCE * len(kinds),
-        check=False,
-    )
+    command = [sys.executable, "-c", EACH, textwrap.dedent(program), *kinds]
+    ended = seccomp.run_child(command, seccomp.PATIENCE * len(kinds), {})
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     results: dict[str, list[str]] = json.loads(ended.stdout)
     return results
