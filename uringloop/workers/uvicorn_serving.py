@@ -6,6 +6,7 @@ start workers that are not uringloop's, on another loop.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import functools
@@ -87,4 +88,62 @@ def make_websocket(kind: Callable[..., Any], *, server_state: Any, **others: Any
     """Return a protocol for a websocket, whose handshake does not end the connection."""
     own = copy.copy(server_state)
     own.default_headers = [header for header in own.default_headers if header != CLOSE]
-    return kind(server_state=own, **others)
+    websocket = kind(server_state=own, **others)
+    websocket.shutdown = functools.partial(end_websocket, websocket, websocket.shutdown)
+    return websocket
+
+
+def end_websocket(websocket: Any, shutdown: Callable[[], None]) -> None:
+    """Let uvicorn send its close frame, and give the client time to read it.
+
+    If uvicorn closed the connection at once, a client that is just sending a message would have an
+    error in place of the close frame.
+    """
+    websocket.transport = LastTransport(websocket.transport, websocket)
+    shutdown()
+
+
+class LastTransport:
+    """The transport of a websocket at its end: close() waits until the client has closed, too."""
+
+    def __init__(self, transport: Any, websocket: Any) -> None:
+        self._transport = transport
+        self._websocket = websocket
+        self._is_closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._is_closed or bool(self._transport.is_closing())
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send the end of the data, and read until the client's, or for LAST_REQUEST_S."""
+        if self.is_closing():
+            return
+        self._is_closed = True
+        self._transport.set_protocol(LastWords(self._websocket))
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        asyncio.get_running_loop().call_later(LAST_REQUEST_S, self._transport.close)
+
+
+class LastWords(asyncio.Protocol):
+    """Ignores what the client of a closed websocket sends, until the client closes as well."""
+
+    def __init__(self, websocket: asyncio.Protocol) -> None:
+        self._websocket = websocket
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._websocket.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._websocket.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._websocket.resume_writing()
