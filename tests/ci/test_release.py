@@ -20,9 +20,12 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 RECIPE = ROOT / ".ci" / "conda-forge" / "recipe.yaml"
 # The files that `.ci/release-check --tag` reads.
 READ = (
+    ".ci/conda-forge/recipe.yaml",
     ".ci/release-check",
     "CHANGELOG.md",
+    "README.md",
     "docs/about/status.md",
+    "docs/index.md",
     "docs/project/release-notes.md",
     "pyproject.toml",
     "uringloop/__init__.py",
@@ -31,11 +34,16 @@ READ = (
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Return a folder with the files of a release whose changelog has a date."""
+    """Return a folder with the files of a release whose changelog has the date 2000-01-01."""
     for name in READ:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
-    edit(tmp_path / "CHANGELOG.md", lambda text: text.replace(", unreleased", ", 2027-01-01", 1))
+    edit(
+        tmp_path / "CHANGELOG.md",
+        lambda text: re.sub(
+            rf"(?m)^## {re.escape(__version__)}, .*", rf"## {__version__}, 2000-01-01", text
+        ),
+    )
     return tmp_path
 
 
@@ -66,13 +74,17 @@ def test_another_tag_is_refused(clone: Path) -> None:
 
 
 def test_a_tag_is_refused_while_the_changelog_has_no_date(clone: Path) -> None:
-    edit(clone / "CHANGELOG.md", lambda text: text.replace("2027-01-01", "unreleased"))
+    edit(clone / "CHANGELOG.md", lambda text: text.replace("2000-01-01", "unreleased"))
     assert refused(clone, TAG) == "the changelog has no date for this version"
 
 
 def test_a_tag_is_refused_if_a_page_has_another_version(clone: Path) -> None:
     edit(clone / "docs/about/status.md", lambda text: text.replace(__version__, "0.9"))
-    assert refused(clone, TAG) == f"docs/about/status.md does not name {__version__}"
+    edit(clone / "README.md", lambda text: text.replace(f"version {__version__}", "version 0.9"))
+    words = (
+        f"README.md: 'version {__version__},', docs/about/status.md: '| version | {__version__} |'"
+    )
+    assert refused(clone, TAG) == f"missing: {words}"
     edit(clone / "CHANGELOG.md", lambda text: text.replace(f"## {__version__}", "## 0.9"))
     assert "the changelog begins with 0.9" in refused(clone, TAG)
 
@@ -122,7 +134,6 @@ def test_the_addresses_are_written_once() -> None:
 
 def test_the_recipe_for_conda_forge_agrees_with_the_project() -> None:
     text = RECIPE.read_text()
-    assert f'version: "{__version__}"' in text
     assert f"name: {PROJECT['name']}" in text
     assert f"summary: {PROJECT['description']}" in text
     for name in ("Homepage", "Documentation", "Source"):
