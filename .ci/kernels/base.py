@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,3 +58,10 @@ HERE = ARCHITECTURES.get(os.uname().machine, X86_64)
 
 class KernelsError(Exception):
     """An error message for the user."""
+
+
+def required(*names: str) -> list[str]:
+    """Return the requirements of these packages among those of the tests."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements: list[str] = project["optional-dependencies"]["test"]
+    return [one for one in requirements if re.split(r"[<>=]", one)[0] in names]

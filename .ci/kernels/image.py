@@ -13,12 +13,11 @@ import shutil
 import stat
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from kernels.archive import unpacked
-from kernels.base import BUILD, PYTHON_RELEASES, ROOT, Architecture, KernelsError
+from kernels.base import BUILD, PYTHON_RELEASES, ROOT, Architecture, KernelsError, required
 from kernels.guest import CORE
 from kernels.wheel import Wheel, install, same_python
 
@@ -120,10 +119,7 @@ def add_environment(stage: Path, wheel: Wheel, interpreter: Path) -> None:
     (stage / "env" / "bin").mkdir(parents=True)
     shutil.copy2(stage / interpreter.relative_to("/"), stage / "env" / "bin" / "python")
     (stage / "env" / "pyvenv.cfg").write_text(f"home = {interpreter.parent}\n")
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    requirements: list[str] = extras["optional-dependencies"]["test"]
-    wanted = [one for one in requirements if one.startswith(("pytest>", "pytest-asyncio>"))]
-    install(wheel, wanted, site_packages(stage, wheel))
+    install(wheel, required("pytest", "pytest-asyncio"), site_packages(stage, wheel))
 
 
 def add_tests(stage: Path) -> None:
