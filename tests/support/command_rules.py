@@ -60,7 +60,7 @@ NOT_RUN = {
 }
 
 # Variables of the environment that do not belong to uringloop.
-ENVIRONMENT = {"DASK_DISTRIBUTED__ADMIN__EVENT_LOOP"}
+ENVIRONMENT = {"DASK_DISTRIBUTED__ADMIN__EVENT_LOOP", "PYTHONSAFEPATH"}
 
 # Names of a user's own programs in the documents.
 PLACEHOLDERS = {"app.py", "client.py", "program.py", "server.py"}
