@@ -141,6 +141,17 @@ def test_each_new_loop_reads_which_parts_are_disabled(monkeypatch: pytest.Monkey
 # ── the rules ────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize(
+    "option", [one for one in VARIABLES if one.read != options.IMPORT], ids=name_of
+)
+def test_a_server_finds_a_wrong_variable_before_its_workers_do(
+    option: options.Option, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(option.variable, "nonsense")
+    with pytest.raises(ValueError, match=option.variable):
+        options.check()
+
+
 @pytest.mark.parametrize("option", VARIABLES, ids=name_of)
 @pytest.mark.parametrize("text", ["", " "])
 def test_an_empty_variable_counts_as_not_set(

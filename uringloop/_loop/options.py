@@ -320,7 +320,8 @@ TABLE: tuple[Option, ...] = (
 
 def check() -> None:
     """Read the variables that every loop reads. Raises ValueError for a wrong one."""
-    for choice in (BACKEND, NESTABLE, STALL_MS, WARN_FALLBACK):
+    for choice in (BACKEND, WARN_FALLBACK, RING_FILES, NESTABLE, STALL_MS):
         choice.value(None)
     for place in (MONITOR, HEALTH, TRACE):
         place.value()
+    backends.disable_features()
