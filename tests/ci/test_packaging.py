@@ -295,6 +295,20 @@ def test_a_wheel_without_licences_or_with_another_bill_is_found(
     ]
 
 
+@builds
+@repairs
+def test_a_wheel_whose_files_are_those_of_another_platform_is_found(
+    repaired: Path, tmp_path: Path
+) -> None:
+    renamed = tmp_path / re.sub(r"manylinux_\d+_\d+", "musllinux_1_2", repaired.name)
+    shutil.copy(repaired, renamed)
+    found = [
+        line for line in wrong_in(renamed) if line.endswith("has the name of another platform")
+    ]
+    with zipfile.ZipFile(repaired) as archive:
+        assert len(found) == sum(name.endswith(".so") for name in archive.namelist())
+
+
 UNSAFE = "int open_to_all(void) { return 0; }\ndouble ceil(double); double (*at)(double) = ceil;"
 
 
