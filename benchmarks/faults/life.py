@@ -254,33 +254,49 @@ def another_user(factory: Factory) -> str:
     if os.geteuid() != 0:
         return "not tried: needs root"
     loop = factory()
+    if hasattr(loop, "backend"):
+        import uringloop
 
-    async def opened() -> None:
-        if hasattr(loop, "backend"):
-            import uringloop
-
-            # With an opener the file is opened in a thread; without one the kernel may open it at
-            # once, from its cache of names.
+        async def open_in_a_thread() -> None:
             async with uringloop.open("/etc/shadow", opener=os.open):
                 pass
+
+        # The kernel may open the file at once, from its cache of names.
+        async def open_in_the_ring() -> None:
             async with uringloop.open("/etc/shadow"):
                 pass
-        else:
+
+        # The kernel does this in one of its workers.
+        async def make_a_folder() -> None:
+            folder = f"/run/uringloop-{os.getpid()}"
+            await uringloop.fs.mkdir(folder)
+            await uringloop.fs.rmdir(folder)
+
+        ways = [open_in_a_thread, open_in_the_ring, make_a_folder]
+    else:
+
+        async def open_in_the_executor() -> None:
             (await loop.run_in_executor(None, open, "/etc/shadow")).close()
 
-    # Starts the worker threads before the change of user.
-    loop.run_until_complete(opened())
+        ways = [open_in_the_executor]
+
+    async def possible() -> list[str]:
+        """Return which of the ways are possible."""
+        done = []
+        for way in ways:
+            with contextlib.suppress(PermissionError):
+                await way()
+                done.append(way.__name__.replace("_", " "))
+        return done
+
+    # Starts the executor's threads and the kernel's workers before the change of user.
+    before = loop.run_until_complete(possible())
+    assert len(before) == len(ways)
     become_nobody()
-
-    async def main() -> str:
-        echoed = await still_echoes(loop)
-        try:
-            await opened()
-        except PermissionError:
-            return f"{judged(echoed, 'an echo' if echoed else 'no echo')}, cannot read /etc/shadow"
-        return "**reads /etc/shadow**"
-
-    return str(loop.run_until_complete(main()))
+    echoed = loop.run_until_complete(still_echoes(loop))
+    after = loop.run_until_complete(possible())
+    echo = judged(echoed, "an echo" if echoed else "no echo")
+    return f"{echo}, {judged(not after, ', '.join(after) or 'cannot read /etc/shadow')}"
 
 
 def from_another_thread(factory: Factory) -> str:
