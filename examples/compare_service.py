@@ -83,7 +83,9 @@ def measure(options: Any, loop: str, pool: Any) -> Any:
                     if server.poll() is not None or time.monotonic() > deadline:
                         raise RuntimeError(f"nothing listens at {options.url}")
                     time.sleep(0.05)
-            pool.apply(options.send, (options, 1))
+            while not pool.apply(options.send, (options, 1))[0]:  # It listens, but still loads.
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"{options.url} is not answered")
             before = processor_us(server.pid)
             number, figures = pool.apply(options.send, (options, options.seconds))
             figures += [(processor_us(server.pid) - before) / number]
