@@ -112,9 +112,10 @@ def test_the_release_is_published_by_the_environment_that_the_page_names() -> No
     (environment,) = re.findall(r"environment:\n +name: (\w+)\n", release)
     assert f"`{environment}`" in page
     assert "`release.yml`" in page
-    # Only this job can upload, and only for a tag.
+    # Only this job can upload, and only for the push of a tag.
     assert release.count("id-token: write") == 1
-    assert "if: github.ref_type == 'tag'\n    permissions:\n      id-token: write" in release
+    assert '\n  push:\n    tags: ["v*"]\n  workflow_dispatch:\n' in release
+    assert "if: github.event_name == 'push'\n    permissions:\n      id-token: write" in release
 
 
 def test_the_addresses_are_written_once() -> None:
