@@ -231,3 +231,15 @@ def test_a_file_created_meanwhile_keeps_its_mode(
     monkeypatch.setattr(RawFile, last, make)
     run(each_loop, lambda: fs.write_atomic(path, b"new"))
     assert (mode_of(path), path.read_bytes()) == (0o600, b"new")
+
+
+def test_a_python_without_extended_attributes_keeps_the_mode(
+    each_loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("getxattr", "setxattr", "removexattr"):
+        monkeypatch.delattr(os, name)
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    run(each_loop, lambda: fs.write_atomic(path, b"new"))
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", 0o640)

@@ -67,6 +67,9 @@ def _give(fd: int, facts: os.stat_result) -> None:
 
 
 def _acl_of(file: Any, *, follow_symlinks: bool = True) -> bytes:
+    # Python 3.11 has no functions for extended attributes with musl.
+    if not hasattr(os, "getxattr"):
+        return b""
     try:
         return os.getxattr(file, ACL, follow_symlinks=follow_symlinks)
     except FileNotFoundError:
