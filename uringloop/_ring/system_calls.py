@@ -36,7 +36,12 @@ SOFTWARE_RING = "the loop is on the software ring"
 TABLE = (
     SystemCall("io_uring_setup", "makes a ring of the kernel", (), SOFTWARE_RING),
     SystemCall("io_uring_enter", "submits operations and waits", (), SOFTWARE_RING),
-    SystemCall("io_uring_register", "enables a ring, registers buffers", (), SOFTWARE_RING),
+    SystemCall(
+        "io_uring_register",
+        "restricts and enables a ring, registers rings of buffers",
+        (),
+        SOFTWARE_RING,
+    ),
     SystemCall("madvise", "keeps rings out of forked children", (), SOFTWARE_RING),
     SystemCall(
         "socketpair",
