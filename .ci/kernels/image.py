@@ -72,8 +72,10 @@ def trees(wheel: Wheel, architecture: Architecture, root: Path | None) -> list[P
     """Return folders with the interpreter, the programs and all that these need."""
     folder = BUILD / architecture.name
     if root is not None:
-        packages = [*PACKAGES, *(["musl"] if wheel.is_for_musl() else [])]
-        return [root, unpacked(PACKAGES_RELEASE, architecture, folder / "programs", *packages)]
+        programs = unpacked(PACKAGES_RELEASE, architecture, folder / "programs", *PACKAGES)
+        if not wheel.is_for_musl():
+            return [root, programs]
+        return [root, programs, unpacked(PACKAGES_RELEASE, architecture, folder / "musl", "musl")]
     release = debian_release(wheel)
     if release is None:
         known = ", ".join(PYTHON_RELEASES)

@@ -55,4 +55,11 @@ def same_python(wheel: Wheel) -> str | None:
     version = wheel.version.rstrip("t")
     if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
         return sys.executable
-    return shutil.which(f"python{version}")
+    found = shutil.which(f"python{version}")
+    # pyenv has a program for each version, which fails if another one is chosen.
+    if (
+        found is None
+        or subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode
+    ):
+        return None
+    return found
