@@ -320,8 +320,9 @@ TABLE: tuple[Option, ...] = (
 
 def check() -> None:
     """Read the variables that every loop reads. Raises ValueError for a wrong one."""
-    for choice in (BACKEND, WARN_FALLBACK, RING_FILES, NESTABLE, STALL_MS):
-        choice.value(None)
-    for place in (MONITOR, HEALTH, TRACE):
-        place.value()
+    for option in TABLE:
+        if not option.variable or option.read == IMPORT:
+            continue
+        if isinstance(option, RingOption | Number | Switch | PlaceOption):
+            option.value(None)
     backends.disable_features()
