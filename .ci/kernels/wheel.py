@@ -56,10 +56,8 @@ def same_python(wheel: Wheel) -> str | None:
     if f"{sys.version_info[0]}.{sys.version_info[1]}" == version:
         return sys.executable
     found = shutil.which(f"python{version}")
-    # pyenv has a program for each version, which fails if another one is chosen.
-    if (
-        found is None
-        or subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode
-    ):
+    if found is None:
         return None
-    return found
+    # pyenv has a program for each version, which fails if another one is chosen.
+    tried = subprocess.run([found, "-c", ""], capture_output=True, check=False)
+    return found if tried.returncode == 0 else None
