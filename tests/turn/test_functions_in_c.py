@@ -95,12 +95,18 @@ def test_another_thread_runs_within_a_turn(
     each_loop: AbstractEventLoop, call: Callable[[AbstractEventLoop], list[int]]
 ) -> None:
     done: list[int] = []
-    thread = call_later_from_a_thread(each_loop, lambda: done.append(len(sums)))
+
+    def look_when_the_turn_has_begun() -> None:
+        while not sums:
+            time.sleep(0.001)
+        done.append(len(sums))
+
+    thread = call_later_from_a_thread(each_loop, look_when_the_turn_has_begun)
     sums = call(each_loop)
     run_turns(each_loop, 4)
     thread.join()
     assert len(sums) == 500
-    assert 0 < done[0] < 500
+    assert done[0] < 500
 
 
 @CALLS
