@@ -90,9 +90,9 @@ def test_the_kernel_of_an_option_is_that_of_its_feature() -> None:
 
 
 def test_the_software_ring_ignores_the_options_of_the_other() -> None:
-    ignored = {option.argument: 1 for option in TABLE if option.ring == options.IO_URING_ONLY}
-    assert sorted(ignored) == ["ring_files", "sqpoll", "sqpoll_cpu"]
-    ignored["ring_files"] = ignored["sqpoll_cpu"] = 0
+    ignored = {"ring_files": False, "sqpoll": 1, "sqpoll_cpu": 0}
+    names_of_them = {option.argument for option in TABLE if option.ring == options.IO_URING_ONLY}
+    assert ignored.keys() == names_of_them
     names = threads_of_kernel()
     with contextlib.closing(uringloop.Loop(backend="soft", **ignored)) as loop:  # type: ignore[arg-type]
         assert loop.backend == "soft"
@@ -203,6 +203,16 @@ def test_a_switch_of_a_variable_is_a_word_for_yes_or_no(
     # The argument wins.
     assert option.value(True) is True
     assert option.value(False) is False
+
+
+@pytest.mark.parametrize("option", [one for one in SWITCHES if one.argument], ids=name_of)
+@pytest.mark.parametrize("given", ["no", "yes", "", 0, 1, []], ids=repr)
+def test_an_argument_for_yes_or_no_is_a_bool(option: options.Switch, given: object) -> None:
+    fds = open_fds()
+    with pytest.raises(TypeError) as caught:
+        uringloop.Loop(**{option.argument: given})  # type: ignore[arg-type]
+    assert str(caught.value) == f"{option.argument} must be True or False, not {given!r}"
+    assert open_fds() == fds
 
 
 @pytest.mark.parametrize("option", SWITCHES, ids=name_of)

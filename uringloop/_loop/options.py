@@ -2,7 +2,8 @@
 
 The same rules apply to all of them. An argument overrides a variable. A variable is read when a
 loop is created, except for one that is read when uringloop is imported; it counts as not set if it
-is empty. A value out of range raises ValueError, which names the argument or the variable.
+is empty. A wrong value raises ValueError, which names the argument or the variable; an argument
+of a wrong type raises TypeError.
 
 BaseLoop takes its values from here, the doctor shows the variables that are set, and
 docs/reference/configuration.md has the table for users. Any thread may call this.
@@ -26,9 +27,9 @@ IDLE_MAX_MS = 60_000
 ON = ("1", "yes", "true", "on")
 OFF = ("0", "no", "false", "off")
 
-# Who obeys a variable. Each new loop also checks the variables of the first loop.
+# Who obeys a variable. Each new loop also checks the variables that only one loop obeys.
 EACH_LOOP = "each new loop"
-FIRST_LOOP = "the first loop of a process"
+FIRST_LOOP = "the first loop that finds it set"
 IMPORT = "`import uringloop`"
 # On which ring an option has an effect, and with which kernel if the ring alone does not decide.
 BOTH = "both"
@@ -174,6 +175,9 @@ class Switch(Option):
 
     def value(self, argument: bool | None = None) -> bool:
         if argument is not None:
+            # Any other object would count as yes or no by its truth value: the word "no" as yes.
+            if not isinstance(argument, bool):
+                raise TypeError(f"{self.argument} must be True or False, not {argument!r}")
             return argument
         text = stdlib.variable(self.variable)
         return says_yes(self.variable, text) if text else self.is_on

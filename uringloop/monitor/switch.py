@@ -1,8 +1,8 @@
 """Switches a server of this process on and off, after a call or for an environment variable.
 
-The first loop of a process obeys the variable. A server that cannot start (for lack of a thread, a
-descriptor or a place) logs one warning, and the program continues. Servers end with the process. A
-forked child has none until it makes a loop of its own.
+The first loop of a process that finds the variable set obeys it. A server that cannot start (for
+lack of a thread, a descriptor or a place) logs one warning, and the program continues. Servers end
+with the process. A forked child has none until it makes a loop of its own.
 
 Any thread may call this. While a server runs, the turns of all loops are timed.
 """
@@ -28,7 +28,7 @@ Kind = TypeVar("Kind", bound=Server)
 class Variable(enum.Enum):
     """What this process does with the environment variable of a server.
 
-    PENDING ──the first loop, or a call──> HANDLED ──off()──> STOPPED ──a call──> HANDLED
+    PENDING ──the next loop, or a call──> HANDLED ──off()──> STOPPED ──a call──> HANDLED
 
     off() also leads from PENDING to STOPPED. A fork leads from HANDLED to PENDING in the child,
     whose first loop may start a server of its own.
