@@ -356,10 +356,14 @@ def test_a_second_interpreter_of_the_process_is_refused() -> None:
     assert ran == "ran"
 
 
-def import_after_replacement(folder: Path, setting: str) -> subprocess.CompletedProcess[str]:
-    """Import files in a process whose package gets another shared file after its start."""
+def install_into(folder: Path) -> None:
     shutil.copytree(PACKAGE, folder / "uringloop", ignore=shutil.ignore_patterns("*.so", "*.pyx"))
     os.symlink(loading.FILE, folder / "uringloop" / Path(loading.FILE).name)
+
+
+def import_after_replacement(folder: Path, setting: str) -> subprocess.CompletedProcess[str]:
+    """Import files in a process whose package gets another shared file after its start."""
+    install_into(folder)
     script = f"""
         import os, sys
         sys.path.insert(0, {str(folder)!r})
@@ -389,3 +393,30 @@ def test_modules_of_two_versions_are_not_mixed(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"ImportError: {tmp_path}/uringloop was replaced while this process runs" in done.stderr
     assert done.stderr.endswith("restart the process\n")
+
+
+def test_a_process_keeps_its_version_when_a_link_to_it_is_replaced(tmp_path: Path) -> None:
+    for version in ("1", "2"):
+        install_into(tmp_path / version)
+    (tmp_path / "2" / "uringloop" / "files" / "open.py").write_text("of another version")
+    (tmp_path / "current").symlink_to("1")
+    (tmp_path / "next").symlink_to("2")
+    script = f"""
+        import os, sys
+        os.chdir({str(tmp_path)!r})
+        sys.path.insert(0, {str(tmp_path / "current")!r})
+        import uringloop
+        assert uringloop.__file__.startswith({str(tmp_path / "current")!r})
+        os.rename("next", "current")
+        async def read():
+            async with uringloop.open("/proc/self/comm") as file:
+                return await file.read()
+        assert uringloop.run(read())
+        for name in ("uringloop.files.open", "uringloop.files.operation", "uringloop.monitor"):
+            __import__(name)
+            print(sys.modules[name].__file__)
+    """
+    done = run_script(script)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 3
+    assert all(line.startswith(f"{tmp_path}/1/") for line in done.stdout.splitlines())

@@ -17,7 +17,9 @@ from importlib.machinery import (
 )
 from types import ModuleType
 
-PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# The folder itself: if an upgrade replaces a link in its path, this process still imports parts of
+# the version that runs.
+PACKAGE = os.path.realpath(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # The build's name is the first one; Nuitka takes the last one, which has only ".so".
 FILES = [f"{PACKAGE}/_compiled{suffix}" for suffix in EXTENSION_SUFFIXES]
 FILE = next(filter(os.path.exists, FILES), FILES[0])
@@ -133,6 +135,7 @@ def load_all() -> tuple[str, ...]:
 
 
 MODULES = load_all()
+sys.modules["uringloop"].__path__[:] = [PACKAGE]
 INODE = os.stat(FILE).st_ino
 # After Python's own finders, which look for a file and find none.
 sys.meta_path.append(LaterFinder)
