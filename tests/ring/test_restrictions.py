@@ -77,6 +77,10 @@ def word(offset):
 
 MARK = 1 << 62
 
+def store(offset, value):
+    # One access: struct.pack_into() first clears the bytes, and the kernel's thread could read 0.
+    ctypes.c_uint32.from_buffer(ring, offset).value = value
+
 def submit(opcode, flags=0):
     tail = word(sq_tail)
     index = tail & word(sq_mask)
@@ -84,7 +88,7 @@ def submit(opcode, flags=0):
     # A descriptor of -1: what would be allowed fails with EBADF.
     entry = struct.pack("BBHi24xQ", opcode, flags, 0, -1, MARK + opcode)
     entries[64 * index:64 * index + 64] = entry.ljust(64, b"\\0")
-    struct.pack_into("I", ring, sq_tail, tail + 1)
+    store(sq_tail, tail + 1)
     # IORING_ENTER_GETEVENTS and IORING_ENTER_SQ_WAKEUP.
     call(426, fd, 1, 0, 1 | 2, 0, 0)
     deadline = time.monotonic() + 5
@@ -92,7 +96,7 @@ def submit(opcode, flags=0):
         while (head := word(cq_head)) != word(cq_tail):
             at = cqes + 16 * (head & word(cq_mask))
             user_data, result, _ = struct.unpack_from("QiI", ring, at)
-            struct.pack_into("I", ring, cq_head, head + 1)
+            store(cq_head, head + 1)
             # Operations of the loop may end, too.
             if user_data == MARK + opcode:
                 return result
